@@ -164,7 +164,7 @@ class SweepSettings:
 
 
 @dataclass
-class TrainConfig:
+class Run:
     """Schema of conf/train.yaml."""
 
     seed: int = MISSING
@@ -197,7 +197,7 @@ def conf_dir() -> Path:
 
 def register() -> None:
     """Store the schemas that conf/train.yaml and conf/sft.yaml start from."""
-    ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+    ConfigStore.instance().store(name="train_schema", node=Run)
 
 
 def target(node: dict[str, Any], where: str) -> Callable[..., Any]:

