@@ -1,0 +1,175 @@
+"""The learner: log-probs of a batch, and one optimiser step on a mini-batch. It knows nothing of the algorithm."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo import policy, sequences
+from gspo.algorithms.objectives import Objective
+from gspo.batch import micro_batches, to
+from gspo.config import ClipSettings, OptimSettings
+from gspo.metrics import Rows
+from gspo.types import Batch
+
+ObjectiveFn = Callable[..., Objective]
+
+
+@dataclasses.dataclass(slots=True)
+class Update:
+    """What one optimiser step was."""
+
+    loss: float
+    """-J of the mini-batch, before the step."""
+    grad_norm: float
+    """Global L2 norm of the gradient before clipping."""
+    lr: float
+    skipped: bool
+    """True: loss or gradient was not finite and the weights were left as they were."""
+    rows: Rows
+    """One entry a response of the mini-batch (`sequences.of_update`)."""
+
+
+class Learner:
+    """A model with its optimiser on one device."""
+
+    def __init__(
+        self,
+        model: Any,
+        optim: OptimSettings,
+        clip: ClipSettings,
+        *,
+        precision: str,
+        temperature: float,
+        old_logp: str,
+        micro_batch_tokens: int,
+        total_updates: int,
+    ):
+        """`old_logp`: who says pi_theta_old, `trainer` or `sampler`; `micro_batch_tokens`: padded tokens of a forward;
+        `total_updates`: optimiser steps at which the schedule ends."""
+        self.model, self.optim, self.clip = model, optim, clip
+        self.precision, self.temperature, self.old_logp = precision, temperature, old_logp
+        self.micro_batch_tokens, self.total_updates = micro_batch_tokens, total_updates
+        self.device = next(model.parameters()).device
+        self.updates = 0
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, weight_decay=optim.weight_decay
+        )
+
+    def token_logp(self, micro: Batch) -> tuple[Tensor, Tensor]:
+        """log pi_theta and entropy at every trained position of a micro-batch, both [B, T], 0 off the mask."""
+        logp, entropy = policy.token_logp(
+            self.model,
+            micro.tokens,
+            micro.lengths,
+            micro.mask,
+            temperature=self.temperature,
+            precision=self.precision,
+            entropy=True,
+        )
+        assert entropy is not None
+        return logp, entropy
+
+    @torch.no_grad()
+    def logp(self, batch: Batch) -> Tensor:
+        """log pi_theta(y_it | x, y_i<t) of the present weights: [B, T], in the micro-batches an update would use."""
+        out = torch.zeros(batch.mask.shape, dtype=torch.float32, device=batch.mask.device)
+        place = torch.full((int(batch.row.max()) + 1,), -1)
+        place[batch.row] = torch.arange(len(batch.row))
+        for micro in micro_batches(batch, self.micro_batch_tokens):
+            logp, _ = self.token_logp(to(micro, self.device))
+            out[place[micro.row], : logp.shape[1]] = logp.to(out)
+        return out
+
+    def with_old_logp(self, minibatches: Sequence[Batch]) -> list[Batch]:
+        """The mini-batches with `old_logp`, from the trainer (call it before any update) or the sampler.
+
+        The trainer's first mini-batch stays without: its own forward says the same numbers, so that there log w is
+        exactly 0 and no pass is spent.
+        """
+        if self.old_logp == "sampler":
+            return [dataclasses.replace(m, old_logp=m.sampler_logp) for m in minibatches]
+        rest = [dataclasses.replace(m, old_logp=self.logp(m)) for m in minibatches[1:]]
+        return [minibatches[0], *rest]
+
+    def update(self, minibatch: Batch, objective: ObjectiveFn, *, on_policy: bool) -> Update:
+        """One optimiser step: maximise J = sum(value) / denominator over the whole mini-batch.
+
+        `on_policy`: no update lies between sampling and this one, so that `logp` is also what the trainer says of the
+        weights that sampled.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, rows = 0.0, []
+        for micro in micro_batches(minibatch, self.micro_batch_tokens):
+            micro = to(micro, self.device)
+            logp, entropy = self.token_logp(micro)
+            old_logp = logp.detach() if micro.old_logp is None else micro.old_logp.to(logp)
+            terms = objective(logp, old_logp, micro.adv.to(logp), micro.mask)
+            micro_loss = -terms.value.sum() / denominator(terms, minibatch)
+            micro_loss.backward()
+            loss += micro_loss.item()
+            trainer_says = logp.detach() if on_policy else old_logp if self.old_logp == "trainer" else None
+            rows.append(self._rows(micro, logp, old_logp, entropy, terms, trainer_says))
+        grad_norm, lr, skipped = self._step(loss)
+        return Update(loss, grad_norm, lr, skipped, sequences.concatenate(rows))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter under its name in transformers' state dict."""
+        yield from self.model.named_parameters()
+
+    def _rows(self, micro, logp, old_logp, entropy, terms, trainer_says) -> Rows:
+        return sequences.of_update(
+            micro, logp, old_logp, entropy, terms, trainer_says, clip_low=self.clip.low, clip_high=self.clip.high
+        )
+
+    def _step(self, loss: float) -> tuple[float, float, bool]:
+        lr = self.optim.lr * schedule(self.optim, self.updates, self.total_updates)
+        limit = math.inf if self.optim.grad_clip is None else self.optim.grad_clip
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        if not skipped:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.updates += 1
+        return grad_norm, lr, skipped
+
+
+def denominator(terms: Objective, minibatch: Batch) -> int:
+    """The objective's declared denominator, over the whole mini-batch: N, or sum_i |y_i| (at least 1)."""
+    counts = {"sequences": minibatch.num_sequences, "tokens": max(minibatch.num_tokens, 1)}
+    if terms.denominator not in counts:
+        raise ValueError(f"objective denominator {terms.denominator!r}: {sorted(counts)} are accepted")
+    return counts[terms.denominator]
+
+
+def schedule(optim: OptimSettings, update: int, total: int) -> float:
+    """Factor of the peak learning rate at optimiser step `update` (from 0) of `total`.
+
+    Linear warm-up over `warmup_steps`, then `constant` 1, `linear` to 0, or `cosine` to 0.
+    """
+    if update < optim.warmup_steps:
+        return (update + 1) / optim.warmup_steps
+    if optim.schedule == "constant":
+        return 1.0
+    progress = (update - optim.warmup_steps) / max(total - optim.warmup_steps, 1)
+    if optim.schedule == "linear":
+        return 1.0 - progress
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+@contextlib.contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Add the wall seconds of the block to `seconds[phase]`; waits for the device first."""
+    start = time.perf_counter()
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
