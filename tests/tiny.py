@@ -39,7 +39,7 @@ def config(kind: str, **changes: Any) -> Any:
     """
     from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-    size = {
+    size: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -52,7 +52,12 @@ def config(kind: str, **changes: Any) -> Any:
         "pad_token_id": 0,
     }
     if kind == "qwen3_moe":
-        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        experts: dict[str, Any] = {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        }
         return Qwen3MoeConfig(**(size | experts | {"head_dim": 32, "tie_word_embeddings": False} | changes))
     if kind == "qwen3":
         return Qwen3Config(**(size | {"head_dim": 32, "tie_word_embeddings": True} | changes))
