@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+ASSETS = Path(__file__).parent / "assets"
+FAMILIES = ("llama", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,49 +103,80 @@ class ModelShape:
         """Parameters a token uses, embeddings included."""
         return self.embeddings + self.blocks_active + self.vectors
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ModelShape:
+        """The shape of a transformers `config.json`; keys that may be absent have transformers' own defaults.
 
-def from_config(config: dict[str, Any]) -> ModelShape:
-    """The shape of a transformers `config.json`; keys that may be absent have transformers' own defaults.
+        Raises ValueError for another `model_type` than llama, qwen3 and qwen3_moe, and for a missing key.
+        """
+        family = config.get("model_type")
+        if family not in FAMILIES:
+            raise ValueError(f"model_type={family}: the arithmetic is known for {', '.join(FAMILIES)}")
 
-    Raises ValueError for another `model_type` than llama, qwen3 and qwen3_moe, and for a missing key.
+        def need(key: str) -> int:
+            if not isinstance(config.get(key), int):
+                raise ValueError(
+                    f"{key}={config.get(key)}: the configuration of a {family} model needs a whole number here"
+                )
+            return config[key]
+
+        layers, hidden, heads, inter = map(
+            need, ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+        )
+        kv = config.get("num_key_value_heads") or heads
+        head_dim = config.get("head_dim") or (128 if family == "qwen3" else hidden // heads)
+        shape = cls(
+            family=family,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv,
+            head_dim=head_dim,
+            vocab=need("vocab_size"),
+            max_positions=config.get("max_position_embeddings") or 0,
+            tied=bool(config.get("tie_word_embeddings", False)),
+            intermediate=inter,
+            attention_biases=((heads + 2 * kv) * head_dim + hidden) if config.get("attention_bias") else 0,
+            mlp_biases=(2 * inter + hidden) if config.get("mlp_bias") else 0,
+        )
+        if family != "qwen3_moe":
+            return shape
+        every, skipped = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or []
+        return replace(
+            shape,
+            moe_layers=sum((i + 1) % every == 0 and i not in skipped for i in range(layers)),
+            experts=need("num_experts"),
+            experts_per_token=need("num_experts_per_tok"),
+            moe_intermediate=need("moe_intermediate_size"),
+        )
+
+
+def find(model: dict[str, Any]) -> ModelShape | None:
+    """The shape of a configuration's `model` group, without a download; None where it is not known.
+
+    Looked for in `model.path` (a directory, or `gspo:NAME`), in `assets/shapes` by the hub id, in the hub's cache, and
+    in `model.init`, the keywords of a model made from scratch.
     """
-    family = config.get("model_type")
-    if family not in ("llama", "qwen3", "qwen3_moe"):
-        raise ValueError(f"model_type={family}: the arithmetic is known for llama, qwen3 and qwen3_moe")
+    config = model.get("init")
+    file = _config_file(str(model.get("path")))
+    if file is not None:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    if not config or config.get("model_type") not in FAMILIES:
+        return None
+    return ModelShape.from_config(config)
 
-    def need(key: str) -> int:
-        if not isinstance(config.get(key), int):
-            raise ValueError(
-                f"{key}={config.get(key)}: the configuration of a {family} model needs a whole number here"
-            )
-        return config[key]
 
-    layers, hidden, heads, inter = map(
-        need, ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
-    )
-    kv = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or (128 if family == "qwen3" else hidden // heads)
-    shape = ModelShape(
-        family=family,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv,
-        head_dim=head_dim,
-        vocab=need("vocab_size"),
-        max_positions=config.get("max_position_embeddings") or 0,
-        tied=bool(config.get("tie_word_embeddings", False)),
-        intermediate=inter,
-        attention_biases=((heads + 2 * kv) * head_dim + hidden) if config.get("attention_bias") else 0,
-        mlp_biases=(2 * inter + hidden) if config.get("mlp_bias") else 0,
-    )
-    if family != "qwen3_moe":
-        return shape
-    every, skipped = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or []
-    return replace(
-        shape,
-        moe_layers=sum((i + 1) % every == 0 and i not in skipped for i in range(layers)),
-        experts=need("num_experts"),
-        experts_per_token=need("num_experts_per_tok"),
-        moe_intermediate=need("moe_intermediate_size"),
-    )
+def _config_file(path: str) -> Path | None:
+    """The `config.json` (or the shipped copy of its values) that belongs to `model.path`."""
+    kind, _, name = path.rpartition(":")
+    if (Path(path) / "config.json").is_file():
+        return Path(path) / "config.json"
+    if kind == "gspo":
+        return next(iter(sorted(ASSETS.rglob(f"{name}/config.json"))), None)
+    for file in sorted((ASSETS / "shapes").glob("*.json")):
+        known = json.loads(file.read_text(encoding="utf-8"))["_name_or_path"]
+        if path == known or (kind and name == known.rpartition("/")[2]):
+            return file
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{path.replace('/', '--')}"
+    return next(iter(sorted(cache.glob("snapshots/*/config.json"))), None)

@@ -8,7 +8,7 @@ import torch
 
 from gspo import compute
 from gspo.compute import Ledger
-from gspo.shape import ModelShape, from_config
+from gspo.shape import ModelShape
 
 SHAPES = Path(compute.__file__).parent / "assets" / "shapes"
 DENSE = {
@@ -29,7 +29,7 @@ LLAMA = DENSE | {
 
 
 def shape_of(name: str) -> ModelShape:
-    return from_config(json.loads((SHAPES / f"{name}.json").read_text()))
+    return ModelShape.from_config(json.loads((SHAPES / f"{name}.json").read_text()))
 
 
 def build(config: dict) -> torch.nn.Module:
@@ -51,7 +51,7 @@ def test_flops_equal_torchs_counter(config: dict) -> None:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    model, shape, (rows, width) = build(config), from_config(config), (2, 96)
+    model, shape, (rows, width) = build(config), ModelShape.from_config(config), (2, 96)
     tokens = torch.randint(0, 97, (rows, width), generator=torch.Generator().manual_seed(0))
     with FlopCounterMode(display=False) as forward:
         logits = model(tokens).logits
@@ -66,7 +66,7 @@ def test_flops_equal_torchs_counter(config: dict) -> None:
 @pytest.mark.parametrize("config", [DENSE, MOE, LLAMA], ids=["qwen3", "qwen3_moe", "llama"])
 def test_parameters_equal_the_models_own(config: dict) -> None:
     """The count by formula is the count of the built model to the last one: norms, q/k norms, biases, tied heads."""
-    assert from_config(config).parameters == sum(p.numel() for p in build(config).parameters())
+    assert ModelShape.from_config(config).parameters == sum(p.numel() for p in build(config).parameters())
 
 
 def test_published_parameter_counts() -> None:
@@ -110,7 +110,7 @@ def test_prefill_and_decode_run_what_one_forward_runs(config: dict) -> None:
     Kills: a decode of |y| steps (the prefill gives the first token), a context without the token itself, a head at
     every prompt token.
     """
-    shape = from_config(config)
+    shape = ModelShape.from_config(config)
     for prompt, response in ((7, 1), (7, 2), (40, 33)):
         sampled = compute.prefill_flops(shape, prompt, 1) + compute.decode_flops(shape, prompt, response)
         assert sampled == compute.forward_flops(shape, [prompt + response - 1], response)
@@ -227,4 +227,4 @@ def test_evaluation_is_no_training_cost() -> None:
 def test_unknown_models_are_refused_by_name(change: dict, words: str) -> None:
     """A model whose products are not known is refused with its type or the missing key, never counted wrongly."""
     with pytest.raises(ValueError, match=words):
-        from_config(DENSE | change)
+        ModelShape.from_config(DENSE | change)
