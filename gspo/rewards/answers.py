@@ -1,0 +1,126 @@
+"""Where the answer of a response is: thinking cut off, code fences skipped, the last balanced box alone.
+
+Text in, text out; nothing here compares or judges.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[^\n]*$", re.MULTILINE)
+LENIENT = (
+    re.compile(r"####[ \t]*([^\n]+)"),
+    re.compile(r"(?:final\s+answer|answer|result|solution)(?:\s+\w+){0,4}?\s*(?:is|are|:|=)\s*:?\s*([^\n]+)", re.I),
+)
+MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$(?!\$)(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)(?:/\d+)?(?:\s*(?:\\?%|percent\b|pct\b))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer's text, and how it was found."""
+
+    text: str | None
+    """None: the response gives no answer."""
+    how: Literal["box", "lenient", "none"]
+    boxed: bool
+    """True where a balanced box outside code and thinking exists, even an empty one: the `format` part."""
+    why: str = ""
+    """One line where there is no answer."""
+
+
+def without_thinking(text: str, opened: bool = False) -> str:
+    """What follows the last `</think>`; with a thought never closed, what stands before it.
+
+    `opened`: the prompt itself ended in `<think>`, so that the response begins inside a thought.
+    """
+    start, closed = text.rfind("<think>"), text.rfind("</think>")
+    if closed >= 0:
+        text = text[closed + len("</think>") :]
+        start = text.find("<think>")
+        return text if start < 0 else text[:start]
+    return "" if opened else text[:start] if (start := text.find("<think>")) >= 0 else text
+
+
+def without_code(text: str) -> str:
+    """The text with fenced code blocks removed; a fence never closed runs to the end."""
+    kept, position = [], 0
+    while opening := FENCE.search(text, position):
+        kept.append(text[position : opening.start()])
+        mark = opening.group(1)
+        closing = re.compile(rf"^[ \t]{{0,3}}{re.escape(mark[0])}{{{len(mark)},}}[ \t]*$", re.MULTILINE)
+        end = closing.search(text, opening.end())
+        if end is None:
+            return "".join(kept)
+        position = end.end()
+    return "".join([*kept, text[position:]])
+
+
+def group_end(text: str, start: int) -> int:
+    """Index just past the `}` that closes the `{` at `start`, or -1; escaped braces do not count."""
+    depth, i = 0, start
+    while i < len(text):
+        if text[i] == "\\":
+            i += 2
+            continue
+        if text[i] == "{":
+            depth += 1
+        elif text[i] == "}":
+            depth -= 1
+            if depth == 0:
+                return i + 1
+        i += 1
+    return -1
+
+
+def last_box(text: str) -> str | None:
+    """What the last balanced, outermost `\\boxed{...}` or `\\fbox{...}` holds; None without one."""
+    found, position = None, 0
+    while box := BOX.search(text, position):
+        brace = box.end() + len(text[box.end() :]) - len(text[box.end() :].lstrip()) if box.end() < len(text) else -1
+        end = group_end(text, brace) if 0 <= brace < len(text) and text[brace] == "{" else -1
+        if end < 0:
+            position = box.end()
+        else:
+            found, position = text[brace + 1 : end - 1], end
+    return found
+
+
+def lenient_answer(text: str) -> str | None:
+    """The answer of a response without a box: a named answer, else the last formula, else the last number."""
+    loose = list(re.finditer(r"\\boxed\s+(\S+)", text))
+    if loose:
+        return loose[-1].group(1).rstrip(".$")
+    for pattern in LENIENT:
+        named = pattern.findall(text)
+        if named:
+            line = re.sub(r"I hope it is correct\.?.*$", "", named[-1], flags=re.DOTALL).strip()
+            formulas = [next(part for part in m.groups() if part) for m in MATH.finditer(line)]
+            if formulas:
+                return line if len(formulas) > 1 else formulas[0]
+            return re.sub(r"[.*\s]+$", "", re.split(r"(?<=[^\d])\.\s|\.\s(?=[A-Z])", line.strip("*_ "))[0])
+    formulas = [next(part for part in m.groups() if part) for m in MATH.finditer(text)]
+    if formulas:
+        return formulas[-1]
+    numbers = NUMBER.findall(text)
+    return numbers[-1] if numbers else None
+
+
+def find_answer(response: str, *, truncated: bool = False, lenient: bool = False, opened: bool = False) -> Found:
+    """The answer of a response: the last balanced box outside thinking and code, and nothing else unless `lenient`."""
+    if truncated:
+        return Found(None, "none", False, "truncated")
+    text = without_code(without_thinking(response, opened))
+    box = last_box(text)
+    if box is not None:
+        if box.strip():
+            return Found(box, "box", True)
+        return Found(None, "none", True, "the last box is empty")
+    if lenient:
+        loose = lenient_answer(text)
+        if loose and loose.strip():
+            return Found(loose, "lenient", False)
+    return Found(None, "none", False, "no balanced \\boxed{} outside thinking and code")

@@ -1,0 +1,201 @@
+"""The mathematics reward: is the answer of a response the gold answer?
+
+Think part and code cut off, the last balanced box alone, normalised, compared exactly; what is no plain number, choice
+or text is compared by math-verify's grammar in a killable process. Policy where people differ:
+
+* no box, no answer (`lenient=True` searches further); a truncated response has no answer;
+* a list or an "or" of guesses is wrong unless the gold is a list or a set; sets ignore order and repeats, tuples do not;
+* exact golds need exact answers: a rounded decimal is wrong, an exact expression of equal value is right;
+* an unevaluated integral, sum, limit, ... that the gold does not hold is wrong, and so is a contradiction (`41=42`);
+* `50\\%` is right for gold 50 and for gold 0.5; units may be left out, but not contradict.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gspo.rewards import judge_workers
+from gspo.rewards.answers import find_answer
+from gspo.rewards.compare import Comparer
+from gspo.rewards.normalise import normalise
+from gspo.rewards.rational import too_big
+from gspo.rewards.structure import Node, Nothing, read, squeeze
+from gspo.types import Prompt, Reward, Rollout, Verdict
+
+DEADLINE = 3.0
+"""Seconds in workers for one answer, all its parts together."""
+UNEVALUATED = re.compile(
+    r"\\(int|iint|iiint|oint|sum|prod|lim|limsup|liminf|partial|frac\{d\}\{d|gcd|lcm|max|min|sup|inf|det|bmod|pmod|mod|nabla|Pr)(?![A-Za-z])"
+    r"|\\text\{(gcd|lcm|max|min|mod|integral|sum|limit|derivative)\}"
+)
+REFUSED = re.compile(
+    r"^(?:see|refer to|cf\.?|proof|omitted|to be|the proof|solution|answer|answers? (?:may )?var(?:y|ies)|n/?a|null|nan|none|unknown|tbd|tba|\?+|-+|\.+)\b[^\d=]*$"
+    r"|^[\W_]*$",
+    re.I,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What `verify` says of one response."""
+
+    verdict: Verdict
+    path: str
+    """exact, math-verify, no answer, truncated, size guard, unevaluated, gold refused, verifier failed."""
+    reason: str
+    answer: str | None = None
+    """The text that was judged."""
+    boxed: bool = False
+
+
+class _Failed(RuntimeError):
+    """The judge could not judge."""
+
+
+@lru_cache(maxsize=4096)
+def _gold(gold: str) -> tuple[str, Node]:
+    text = normalise(gold)
+    return text, read(text)
+
+
+def check_gold(gold: Any) -> str | None:
+    """Why a row with this gold answer must be refused; None when it can be judged."""
+    if not isinstance(gold, str):
+        return f"the gold answer {gold!r} is no text"
+    bare = gold.strip().strip("$").strip()
+    if REFUSED.match(bare):
+        return f"the gold answer {gold!r} is no answer"
+    text, node = _gold(gold)
+    if isinstance(node, Nothing):
+        return f"the gold answer {gold!r} cannot be read: {node.why}"
+    if re.search(r"\\text\{[^}]*(?:\s\S+){7,}\}", text) and "\\text" not in gold:
+        return f"the gold answer {gold[:80]!r} is prose"
+    return None
+
+
+def _for_worker(text: str) -> str:
+    """Plain LaTeX for the grammar: decimals as fractions, mixed numbers as sums, degrees in radians."""
+    text = re.sub(
+        r"(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}",
+        lambda m: f"({m[1]}+\\frac{{{m[2]}}}{{{m[3]}}})" if int(m[2]) < int(m[3]) else m[0],
+        text,
+    )
+    text = re.sub(
+        r"(\d+)\.(\d*)|(?<!\d)\.(\d+)",
+        lambda m: f"\\frac{{{(m[1] or '0') + (m[2] or m[3] or '')}}}{{1{'0' * len(m[2] or m[3] or '')}}}",
+        text,
+    )
+    text = re.sub(r"(\d+|\([^()]*\))\s*\^\\circ", r"(\1\\cdot\\frac{\\pi}{180})", text)
+    return re.sub(r"\\text\{(?:and|or)\}", ",", text)
+
+
+def _symbolic(used: list[str], workers: int) -> Any:
+    """`(gold, answer) -> equal` through the workers, with one deadline for all its calls."""
+    left = DEADLINE
+
+    def equal(gold: str, answer: str) -> bool:
+        nonlocal left
+        used.append("math-verify")
+        if reason := too_big(answer):
+            used.append(f"size guard: {reason}")
+            return False
+        if reason := too_big(gold):
+            raise _Failed(f"the gold answer is too big: {reason}")
+        if left <= 0:
+            raise _Failed(f"no answer within {DEADLINE:g} s")
+        request = {"gold": _for_worker(gold), "answer": _for_worker(answer)}
+        begun = time.monotonic()
+        try:
+            reply = judge_workers.pool("gspo.rewards.symbolic", workers).ask(request, min(left, DEADLINE))
+        except judge_workers.WorkerFailure as error:
+            raise _Failed(str(error)) from error
+        finally:
+            left -= time.monotonic() - begun
+        if "error" in reply:
+            raise _Failed(reply["error"])
+        if "gold_error" in reply or "answer_error" in reply:
+            used.append("not read as mathematics")
+            return False
+        return bool(reply["equal"])
+
+    return equal
+
+
+def _judge(gold: str, answer: str, workers: int) -> tuple[bool, str, str]:
+    """(right, path, reason)."""
+    gold_text, right = _gold(gold)
+    given_text = normalise(answer)
+    if squeeze(given_text) == squeeze(gold_text):
+        return True, "exact", "the same text"
+    extra = {m.group(0) for m in UNEVALUATED.finditer(given_text)} - {
+        m.group(0) for m in UNEVALUATED.finditer(gold_text)
+    }
+    if extra:
+        return False, "unevaluated", f"an unevaluated {min(extra)}"
+    if len(given_text) > 4000 or (reason := too_big(given_text)):
+        return False, "size guard", reason if len(given_text) <= 4000 else "the answer is too long"
+    given = read(given_text)
+    if isinstance(given, Nothing):
+        return False, "exact", given.why
+    used: list[str] = []
+    same = Comparer(_symbolic(used, workers)).same(right, given)
+    guard = next((u for u in used if u.startswith("size guard")), None)
+    if guard and not same:
+        return False, "size guard", guard.partition(": ")[2]
+    path = "math-verify" if used else "exact"
+    return same, path, "equal" if same else f"{answer.strip()[:60]!r} is not {gold.strip()[:60]!r}"
+
+
+def verify(
+    gold: str, response: str, *, truncated: bool = False, lenient: bool = False, workers: int = 2, opened: bool = False
+) -> Judgement:
+    """Judge a response against the gold answer, which may carry `$`, a box, or neither.
+
+    `opened`: the prompt ended inside a think part. Never raises for any text; a failure of the judge is a verdict.
+    """
+    refused = check_gold(gold)
+    if refused:
+        return Judgement("verifier failed", "gold refused", refused)
+    found = find_answer(response, truncated=truncated, lenient=lenient, opened=opened)
+    if found.text is None:
+        return Judgement("wrong", "truncated" if truncated else "no answer", found.why, None, found.boxed)
+    try:
+        right, path, reason = _judge(gold, found.text, workers)
+    except _Failed as error:
+        return Judgement("verifier failed", "verifier failed", str(error), found.text, found.boxed)
+    except Exception as error:  # any other failure is the judge's own: counted, never a 0
+        return Judgement(
+            "verifier failed", "verifier failed", f"{type(error).__name__}: {error}"[:300], found.text, found.boxed
+        )
+    return Judgement("ok" if right else "wrong", path, reason, found.text, found.boxed)
+
+
+def math_reward(
+    prompt: Prompt, rollout: Rollout, *, lenient: bool = False, workers: int = 2, format_weight: float = 0.0
+) -> Reward:
+    """1 for the right answer, 0 for a wrong or missing one, plus `format_weight` for a balanced box; NaN if the verifier failed."""
+    judged = verify(
+        str(prompt.reference),
+        rollout.text,
+        truncated=rollout.finish == "length",
+        lenient=lenient,
+        workers=workers,
+        opened=prompt.text.rstrip().endswith("<think>"),
+    )
+    if judged.verdict == "verifier failed":
+        nan = float("nan")
+        return Reward(
+            nan, {"correct": nan, "format": float(judged.boxed)}, judged.verdict, path=judged.path, reason=judged.reason
+        )
+    parts = {"correct": float(judged.verdict == "ok"), "format": float(judged.boxed)}
+    value = parts["correct"] + format_weight * parts["format"]
+    return Reward(value, parts, judged.verdict, path=judged.path, reason=judged.reason)
+
+
+def close() -> None:
+    """End every worker process."""
+    judge_workers.close()

@@ -1,0 +1,59 @@
+"""Rewards of whole groups: verifiers run in threads, failures of the verifier are counted, never scored."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from gspo.types import Group, Prompt, Reward, RewardFn, Rollout
+
+
+class VerifierFailures(RuntimeError):
+    """More verifier failures in a batch than a run may shrug off."""
+
+
+def workers_of(reward: RewardFn) -> int:
+    """The `workers` keyword bound to a reward function, or the number of cores without one."""
+    bound = reward.keywords.get("workers") if isinstance(reward, functools.partial) else None
+    return int(bound) if bound else os.cpu_count() or 1
+
+
+def failed(reason: str) -> Reward:
+    """The reward of a response that no verifier could judge."""
+    nan = float("nan")
+    return Reward(nan, {"correct": nan}, "verifier failed", path="verifier failed", reason=reason)
+
+
+def _one(reward: RewardFn, prompt: Prompt, rollout: Rollout) -> Reward:
+    if rollout.finish == "abort":
+        return failed("the engine gave up on the response")
+    try:
+        return reward(prompt, rollout)
+    except Exception as error:  # whatever a verifier raises is its own failure, counted below
+        return failed(f"{type(error).__name__}: {error}"[:300])
+
+
+def score(groups: list[Group], reward: RewardFn, *, max_failed: float = 0.01) -> list[Group]:
+    """Fill `rewards` of every group, in the order of its rollouts; the same groups come back.
+
+    Raises VerifierFailures when more than `max_failed` of the batch's responses have no verdict.
+    """
+    jobs = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
+    if not jobs:
+        return groups
+    size = min(len(jobs), 2 * workers_of(reward))
+    with ThreadPoolExecutor(size, thread_name_prefix="verifier") as threads:
+        rewards = list(threads.map(lambda job: _one(reward, *job), jobs))
+    ids = iter(zip(jobs, rewards, strict=True))
+    failures = [(p.id, r.reason) for (p, _), r in ids if r.verdict == "verifier failed" or math.isnan(r.value)]
+    if len(failures) > max_failed * len(jobs):
+        first = "; ".join(f"{name}: {reason}" for name, reason in failures[:3])
+        raise VerifierFailures(
+            f"{len(failures)} of {len(jobs)} responses could not be judged (at most {max_failed:.0%} may): {first}"
+        )
+    remaining = iter(rewards)
+    for group in groups:
+        group.rewards = [next(remaining) for _ in group.rollouts]
+    return groups

@@ -1,0 +1,208 @@
+"""Equality of two LaTeX expressions, decided inside a worker process; the one file that uses math-verify's grammar.
+
+Two expressions are equal when they have the same value at several exact rational points, to 45 significant digits.
+No rounding, no case folding of symbols, no number fished out of a formula that did not parse.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+import threading
+import time
+from functools import lru_cache
+from typing import Any
+
+DIGITS = 60
+CLOSE = 45
+"""Significant digits in which two values must agree."""
+POINTS = 5
+CPU_SECONDS = 6
+"""A worker that computes this long on one request is ended by the kernel, whoever is still there to watch."""
+
+
+@lru_cache(maxsize=4096)
+def parse(latex: str) -> Any:
+    """A sympy object. Raises ValueError where the text is no mathematics."""
+    import sympy
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+    normal = NormalizationConfig(basic_latex=False, boxed="none")
+    config = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
+    try:
+        parsed = latex2sympy(latex, normalization_config=normal, conversion_config=config)
+    except Exception as error:  # the grammar raises bare Exception
+        raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+    if isinstance(parsed, list | tuple):
+        raise ValueError("several expressions")
+    if isinstance(parsed, sympy.Basic):
+        parsed = parsed.replace(sympy.UnevaluatedExpr, lambda x: x)
+        parsed = parsed.replace(lambda e: isinstance(e, sympy.Float), lambda e: sympy.Rational(str(e)))
+        parsed = parsed.subs({s: sympy.I for s in parsed.free_symbols if s.name == "i"})
+        applied = sorted(parsed.atoms(sympy.core.function.AppliedUndef), key=str)
+        parsed = parsed.xreplace({f: sympy.Symbol(f"<{f}>") for f in applied})
+    return parsed
+
+
+def _values(expression: Any, point: dict[Any, Any]) -> Any:
+    """The number at `point`, to DIGITS digits; None where it is undefined."""
+    import sympy
+
+    value = expression.subs(point) if point else expression
+    value = value.evalf(DIGITS, maxn=400)
+    if value.has(sympy.nan, sympy.zoo) or not value.is_number or value.free_symbols:
+        return None
+    real, imaginary = value.as_real_imag()
+    return (real, imaginary) if real.is_number and imaginary.is_number else None
+
+
+def _same_number(a: Any, b: Any) -> bool:
+    """(re, im) pairs agree to CLOSE digits, relative to the larger; below 1e-40 both count as zero."""
+    import sympy
+
+    size = max(abs(x) for x in (*a, *b))
+    if size is sympy.oo or size is sympy.nan:
+        return a == b
+    gap = max(abs(a[0] - b[0]), abs(a[1] - b[1]))
+    return bool(gap <= size * sympy.Float(10, DIGITS) ** -CLOSE)
+
+
+def _points(symbols: list[Any], seed: int = 0) -> list[dict[Any, Any]]:
+    import sympy
+
+    draw = random.Random(seed)
+    signs = [1, 1, -1, 1, -1, 1, -1, 1][: POINTS + 3]
+    return [
+        {s: sympy.Rational(sign * draw.randint(101, 2999), draw.choice([997, 1009, 1013])) for s in symbols}
+        for sign in signs
+    ]
+
+
+def same_expression(a: Any, b: Any) -> bool:
+    """The same value wherever both are defined, at up to POINTS points of both signs; undefined everywhere: unequal."""
+    import sympy
+
+    if a.has(sympy.nan, sympy.zoo) or b.has(sympy.nan, sympy.zoo):
+        return False
+    if a == b:
+        return True
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    if not symbols:
+        x, y = _values(a, {}), _values(b, {})
+        if x is None or y is None:
+            return False
+        if _same_number(x, y):
+            return True
+        if max(abs(v) for v in (*x, *y)) < sympy.Float(10) ** -30:
+            return bool(sympy.simplify(a - b) == 0)
+        return False
+    agreed = 0
+    for point in _points(symbols):
+        x, y = _values(a, point), _values(b, point)
+        if x is None and y is None:
+            continue
+        if x is None or y is None or not _same_number(x, y):
+            negative = any(v < 0 for v in point.values())
+            if negative and (x is None or y is None or x[1] != 0 or y[1] != 0):
+                continue
+            return False
+        agreed += 1
+        if agreed == POINTS:
+            break
+    return agreed >= 3
+
+
+def _proportional(f: Any, g: Any, positive: bool) -> bool:
+    """f = c g with a constant c != 0 (c > 0 where asked)."""
+    symbols = sorted(f.free_symbols | g.free_symbols, key=str)
+    if not symbols or f.free_symbols != g.free_symbols:
+        return False
+    ratio = f / g
+    values = [v for v in (_values(ratio, p) for p in _points(symbols)) if v is not None]
+    if len(values) < 3 or not all(_same_number(values[0], v) for v in values[1:]):
+        return False
+    real = values[0][0]
+    return bool(real > 0) if positive else bool(abs(real) > 0 or abs(values[0][1]) > 0)
+
+
+def same_relation(a: Any, b: Any) -> bool:
+    """Equations (and <, <=, !=) with proportional differences of their sides; a common denominator is cleared first."""
+    import sympy
+
+    if isinstance(a, sympy.Gt | sympy.Ge):
+        a = a.reversed
+    if isinstance(b, sympy.Gt | sympy.Ge):
+        b = b.reversed
+    if type(a) is not type(b):
+        return False
+    f, g = a.lhs - a.rhs, b.lhs - b.rhs
+    symmetric = isinstance(a, sympy.Eq | sympy.Ne)
+    if _proportional(f, g, positive=not symmetric):
+        return True
+    if not symmetric:
+        return False
+    return _proportional(sympy.fraction(sympy.together(f))[0], sympy.fraction(sympy.together(g))[0], positive=False)
+
+
+def same(a: Any, b: Any) -> bool:
+    import sympy
+    from sympy.core.relational import Relational
+
+    if isinstance(a, sympy.MatrixBase | sympy.MatrixExpr) or isinstance(b, sympy.MatrixBase | sympy.MatrixExpr):
+        a, b = (x.doit() if isinstance(x, sympy.MatrixExpr) else x for x in (a, b))
+        both = isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase) and a.shape == b.shape
+        return bool(both and all(same_expression(x, y) for x, y in zip(a, b, strict=True)))  # type: ignore[arg-type]
+    if isinstance(a, Relational) and isinstance(b, Relational):
+        return same_relation(a, b)
+    if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
+        return same_expression(a, b)
+    return bool(a == b)
+
+
+def judge(gold: str, answer: str | None) -> dict[str, Any]:
+    """`{"equal": bool}`, or `{"gold_error": why}`, or `{"answer_error": why}`; `answer` None: only parse the gold."""
+    try:
+        right = parse(gold)
+    except ValueError as error:
+        return {"gold_error": str(error)}
+    if answer is None:
+        return {"equal": True}
+    try:
+        given = parse(answer)
+    except ValueError as error:
+        return {"answer_error": str(error)}
+    return {"equal": same(right, given)}
+
+
+def _die_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def serve() -> None:
+    """Answer lines of JSON `{"gold", "answer"}` on stdin until it closes; what libraries print goes nowhere."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.setrecursionlimit(3000)
+    judge(r"\frac{x^{2}+1}{3}+\sqrt{2}", r"2\cdot x_{1}+\sin x")  # builds the grammar's tables
+    out.write('"ready"\n')
+    out.flush()
+    for line in sys.stdin:
+        request = json.loads(line)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        spent = int(used.ru_utime + used.ru_stime)
+        resource.setrlimit(resource.RLIMIT_CPU, (spent + CPU_SECONDS, resource.RLIM_INFINITY))
+        try:
+            reply = judge(request["gold"], request["answer"])
+        except Exception as error:  # any failure is reported and counted, never a verdict
+            reply = {"error": f"{type(error).__name__}: {error}"[:300]}
+        out.write(json.dumps(reply) + "\n")
+        out.flush()
