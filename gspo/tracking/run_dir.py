@@ -1,0 +1,231 @@
+"""The run directory: config.yaml, run.json, metrics.jsonl, eval.jsonl, samples/, sequences/, log.txt.
+
+It is the interface of a run. A step is one row and is numbered from 0; a row of eval.jsonl at step s speaks of the
+weights after s steps and is written before step s is trained. Sample and sequence files carry their step in six digits.
+Rows are appended by one write call, all else is written beside and renamed: a reader never sees half of anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import yaml
+
+from gspo.tracking import files, record
+
+log = logging.getLogger(__name__)
+
+Status = Literal["running", "finished", "failed", "interrupted", "lost"]
+
+
+@dataclass(slots=True)
+class RunDir:
+    """An open run directory, locked for this process. Use as a context manager, or call `finish`."""
+
+    path: Path
+    record: dict[str, Any]
+    """What run.json holds."""
+    lock: int
+    handler: logging.Handler
+    """Writes log.txt."""
+    last_step: int = -1
+    """Step of the last row of metrics.jsonl."""
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """Append a step's row to metrics.jsonl; `row["step"]` grows by one or more from row to row."""
+        assert row["step"] > self.last_step, (row["step"], self.last_step)
+        files.append(self.path / "metrics.jsonl", files.to_line(row))
+        self.last_step = row["step"]
+
+    def eval(self, row: Mapping[str, Any]) -> None:
+        """Append a row to eval.jsonl; `row["step"]` counts the steps trained so far."""
+        assert isinstance(row["step"], int), row["step"]
+        files.append(self.path / "eval.jsonl", files.to_line(row))
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write samples/step_NNNNNN.jsonl."""
+        path = self.path / "samples" / f"step_{step:06d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        files.replace(path, b"".join(files.to_line(row) for row in rows))
+
+    def sequences(self, step: int, columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
+        """Write sequences/step_NNNNNN.parquet.
+
+        A column is a list, or an array or tensor `[rows]`, whose dtype is kept; `[rows, k]` or a list of arrays makes a
+        list column. `metadata` goes into the schema. Raises OSError with path and free space.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        def column(values: Any) -> pa.Array:
+            values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+            return pa.array(list(values) if getattr(values, "ndim", 1) > 1 else values)
+
+        table = pa.table({name: column(values) for name, values in columns.items()})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table.replace_schema_metadata(dict(metadata or {})), sink)
+        path = self.path / "sequences" / f"step_{step:06d}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        files.replace(path, sink.getvalue().to_pybytes())
+
+    def sync(self) -> None:
+        """Flush rows to the disk; call before a checkpoint, so that none is newer than its metrics."""
+        for name in ("metrics.jsonl", "eval.jsonl"):
+            if (self.path / name).exists():
+                with (self.path / name).open("rb") as file:
+                    os.fsync(file.fileno())
+        files.sync_dir(self.path)
+
+    def truncate(self, next_step: int) -> None:
+        """Cut every row and file of step >= `next_step`, and half-written ends: what a resumed run will write again.
+
+        `next_step` is the checkpoint's number (steps trained). Warns when rows before it are missing.
+        """
+        files.truncate(self.path / "eval.jsonl", next_step)
+        kept = files.truncate(self.path / "metrics.jsonl", next_step)
+        if kept != next_step:
+            log.warning("%s: %d of %d rows are there", self.path / "metrics.jsonl", kept, next_step)
+        self.last_step = next_step - 1
+        for folder in ("samples", "sequences"):
+            for path in (self.path / folder).glob("*"):
+                number = path.stem.removeprefix("step_")
+                if path.name.startswith(".") or (number.isdigit() and int(number) >= next_step):
+                    path.unlink()
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of run.json (device, data hashes, preflight findings, ...)."""
+        self.record |= record.redact(changes)
+        files.replace(self.path / "run.json", _dump(self.record))
+
+    def finish(self, status: Status = "finished", reason: str = "") -> None:
+        """Write how the run ended, close log.txt and give the lock back; the first call counts.
+
+        On a full disk run.json is rewritten in place, so that the status is true even then.
+        """
+        if self.lock < 0:
+            return
+        ended = {"status": status, "reason": " ".join(reason.split()), "ended": record.moment()}
+        self.record["sessions"][-1] |= ended
+        try:
+            self.update(**ended)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            files.overwrite(self.path / "run.json", _dump(self.record))
+        finally:
+            logging.getLogger().removeHandler(self.handler)
+            self.handler.close()
+            record.drop_lock(self.lock)
+            self.lock = -1
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+        elif isinstance(error, KeyboardInterrupt | SystemExit):
+            self.finish("interrupted", f"{type(error).__name__} {error}")
+        else:
+            self.finish("failed", str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+
+
+def create(path: Path, config: Mapping[str, Any], run_record: Mapping[str, Any]) -> RunDir:
+    """Make a run directory with config.yaml and run.json, all at once, and lock it.
+
+    `config` is the resolved configuration as a plain dict; `run_record` holds what only the caller knows (objective,
+    seed, overrides, data hashes, device, preflight findings). Raises ValueError when `path` exists; it is not touched.
+    """
+    if path.exists() or path.is_symlink():
+        raise ValueError(f"run directory {path} exists; choose another run.dir, or resume=auto to continue it")
+    session = _session(0)
+    whole = {"status": "running", "reason": "", "wandb_id": record.new_id(), **run_record}
+    whole |= {"versions": record.versions(), "git": record.git(), **session, "ended": None, "sessions": [session]}
+    whole = record.redact(whole)
+    text = yaml.safe_dump(record.redact(dict(config)), sort_keys=False, allow_unicode=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside.mkdir()
+    lock = record.take_lock(beside)
+    try:
+        files.replace(beside / "config.yaml", text.encode())
+        files.replace(beside / "run.json", _dump(whole))
+        beside.rename(path)
+    except OSError as error:
+        record.drop_lock(lock)
+        shutil.rmtree(beside, ignore_errors=True)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise ValueError(f"run directory {path} exists; another process has just made it") from error
+        raise
+    return RunDir(path, whole, lock, _log_to(path))
+
+
+def open_existing(path: Path, *, next_step: int = 0) -> RunDir:
+    """Lock a run directory that exists, to continue it from `next_step`; cut its rows with `truncate`.
+
+    run.json keeps the earlier sessions; one that ended without a word is marked lost. Raises ValueError when there is
+    no run in `path` or a live process holds it.
+    """
+    read_record(path)
+    lock = record.take_lock(path)
+    try:
+        known = read_record(path)
+        if known["status"] == "running":
+            known["sessions"][-1] |= {"status": "lost", "reason": "the process is gone"}
+        session = _session(next_step)
+        known |= {**session, "started": known["started"], "status": "running", "reason": "", "ended": None}
+        known["sessions"].append(session)
+        files.replace(path / "run.json", _dump(known))
+        last = max((row["step"] for row in files.rows(path / "metrics.jsonl")), default=-1)
+        return RunDir(path, known, lock, _log_to(path), last)
+    except BaseException:
+        record.drop_lock(lock)
+        raise
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """run.json as a dict. Raises ValueError when `path` holds no run."""
+    try:
+        return json.loads((path / "run.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a run directory: run.json: {error}") from error
+
+
+def status(path: Path) -> Status:
+    """What run.json says; `lost` when it says running and no live process holds the directory."""
+    said = read_record(path)["status"]
+    return "lost" if said == "running" and not record.is_locked(path) else said
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.yaml as a plain dict."""
+    return yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+
+
+def _session(next_step: int) -> dict[str, Any]:
+    return {"started": record.moment(), "host": platform.node(), "pid": os.getpid(), "from_step": next_step}
+
+
+def _dump(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _log_to(path: Path) -> logging.Handler:
+    """Send the root logger's records (INFO and up of this package, WARNING and up of others) to log.txt."""
+    handler = logging.FileHandler(path / "log.txt", encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("gspo").setLevel(logging.INFO)
+    logging.getLogger().addHandler(handler)
+    return handler
