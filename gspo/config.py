@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import types
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,6 +197,19 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
 
 
+def to_run(config: DictConfig) -> Run:
+    """The composed configuration as typed objects.
+
+    Raises omegaconf's errors (MissingMandatoryValue, InterpolationResolutionError), which name the key.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ValueError(f"{missing[0]}=???: a value is needed (also missing: {', '.join(missing[1:]) or 'nothing'})")
+    run = OmegaConf.to_object(config)
+    assert isinstance(run, Run)
+    return run
+
+
 def register() -> None:
     """Store the schemas that conf/train.yaml and conf/sft.yaml start from."""
     ConfigStore.instance().store(name="train_schema", node=Run)
@@ -216,16 +231,38 @@ def target(node: dict[str, Any], where: str) -> Callable[..., Any]:
 def bind(node: dict[str, Any], where: str, **more: Any) -> Callable[..., Any]:
     """`node._target_` with the node's other keys, and `more`, as bound keywords.
 
-    Raises ValueError for a keyword that the function does not take: no option is silently ignored.
+    Raises ValueError, naming key, value and what is accepted, for a keyword that the function does not take (no option
+    is silently ignored) and for a value that is not of the annotated type.
     """
     function = target(node, where)
     keywords = {key: value for key, value in node.items() if key != "_target_"} | more
     parameters = inspect.signature(function).parameters
-    unknown = [key for key in keywords if key not in parameters]
-    if unknown:
-        accepted = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
-        raise ValueError(f"{where}.{unknown[0]}={keywords[unknown[0]]}: {function.__name__} takes {accepted}")
+    hints = typing.get_type_hints(function)
+    for key, value in keywords.items():
+        if key not in parameters:
+            accepted = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+            raise ValueError(f"{where}.{key}={value}: {function.__name__} takes {', '.join(accepted) or 'no option'}")
+        if key in hints and not _is_a(value, hints[key]):
+            name = getattr(hints[key], "__name__", str(hints[key]))
+            raise ValueError(f"{where}.{key}={value}: {name} is accepted, not {type(value).__name__}")
     return functools.partial(function, **keywords)
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Is `value` of a plain annotated type? An int is a float, a bool is not an int; what is not plain passes."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return any(_is_one(value, option) for option in (typing.get_args(hint) if union else (hint,)))
+
+
+def _is_one(value: Any, option: Any) -> bool:
+    kind = typing.get_origin(option) or option
+    if kind is typing.Literal:
+        return value in typing.get_args(option)
+    if not isinstance(kind, type):
+        return True
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:

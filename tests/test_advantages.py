@@ -40,7 +40,8 @@ def test_tiny_spread_is_not_flattened():
 @pytest.mark.parametrize("advantage", ALL)
 def test_a_failed_verifier_leaves_the_others_alone(advantage):
     """NaN: mean and std over the others, its own A = 0; with fewer than two left the group's A = 0."""
-    adv = advantage(torch.tensor([[1.0, math.nan, 0.0, 0.0], [1.0, math.nan, math.nan, math.nan], [1.0, 0.0, 1.0, 0.0]]))
+    nan = math.nan
+    adv = advantage(torch.tensor([[1.0, nan, 0.0, 0.0], [1.0, nan, nan, nan], [1.0, 0.0, 1.0, 0.0]]))
     alone = advantage(torch.tensor([[1.0, 0.0, 0.0]]))
     assert adv[0, [0, 2, 3]].tolist() == pytest.approx(alone[0].tolist())
     assert adv[0, 1].item() == 0.0

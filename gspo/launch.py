@@ -1,0 +1,152 @@
+"""From a typed `Run` to a finished run directory: check, create or continue, train, say how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gspo import preflight, pretrained
+from gspo.config import Run, target
+from gspo.tracking import run_dir
+from gspo.tracking.run_dir import RunDir
+
+MAY_CHANGE = ("resume", "debug", "run", "tracking", "checkpoint", "sweep", "train.steps", "rollout.check_every")
+"""Keys (or groups) that may differ between a run and its continuation."""
+
+
+def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
+    """Train as `run` says; returns the exit code: 0, or 1 for a failure at run time (said in one line on stderr).
+
+    Raises ValueError for whatever is wrong before anything is created.
+    """
+    findings = preflight.check(plain)
+    for finding in findings:
+        print(f"warning: {finding.text}", file=sys.stderr)
+    use_what_is_installed(run, plain)
+    pretrained.check(run.model.path)
+    directory, continued = Path(run.run.dir), None
+    if run.resume not in ("never", "auto"):
+        directory = Path(run.resume)
+        if not directory.is_dir():
+            raise ValueError(f"resume={run.resume}: no such run directory; never, auto or an existing one are accepted")
+    if directory.exists() or run.resume not in ("never", "auto"):
+        continued = may_continue(directory, run, plain)
+        if continued == "finished":
+            print(f"{directory}: finished earlier, skipped")
+            return 0
+    return _train(run, plain, overrides, directory, findings, continued is not None)
+
+
+def may_continue(directory: Path, run: Run, plain: dict[str, Any]) -> str:
+    """The status of the run in `directory` when `run` may continue it.
+
+    Raises ValueError when it may not: `resume=never`, no run there, or another configuration.
+    """
+    if run.resume == "never":
+        raise ValueError(f"run.dir={directory}: exists; choose another run.dir, or resume=auto to continue it")
+    status = run_dir.status(directory)
+    changed = differences(run_dir.read_config(directory), plain)
+    if changed:
+        raise ValueError(f"{directory}: has another configuration ({'; '.join(changed)}); it is left as it is")
+    done = status == "finished" and run_dir.read_config(directory)["train"]["steps"] >= run.train.steps
+    return "finished" if done else status
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """`key: old -> new` for every key that differs and may not change between a run and its continuation."""
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        name = f"{prefix}{key}"
+        a, b = old.get(key), new.get(key)
+        if name in MAY_CHANGE or a == b:
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, f"{name}.")
+        else:
+            found.append(f"{name}: {a} -> {b}")
+    return found
+
+
+def use_what_is_installed(run: Run, plain: dict[str, Any]) -> None:
+    """Fall back to transformers' generate, in one line, where vLLM cannot be imported."""
+    if run.rollout._target_ == "gspo.rollout.vllm_local.VllmEngine":
+        reason = target({"_target_": "gspo.rollout.vllm_local.available"}, "rollout")()
+        if reason:
+            print(f"rollout: vLLM is not available ({reason}); transformers generates instead", file=sys.stderr)
+            run.rollout._target_ = plain["rollout"]["_target_"] = "gspo.rollout.hf.HfEngine"
+
+
+def _train(
+    run: Run, plain: dict[str, Any], overrides: list[str], directory: Path, findings: list[Any], continued: bool
+) -> int:
+    from gspo import parts as made
+    from gspo.algorithms.algebra import algebra
+    from gspo.tracking.summary import summarize
+    from gspo.tracking.wandb_mirror import Mirror
+    from gspo.train import Interrupted, train
+
+    objective, _, _ = made.functions(run)
+    model_dir = pretrained.resolve(run.model.path)
+    stream, tokenizer = made.open_stream(run, model_dir)
+    facts = {
+        "objective": algebra(objective.func, objective.keywords),  # type: ignore[attr-defined]
+        "seed": run.seed,
+        "overrides": overrides,
+        "findings": [finding.text for finding in findings],
+    }
+    print(f"objective: {facts['objective']}")
+    record = run_dir.open_existing(directory) if continued else run_dir.create(directory, plain, facts)
+    try:
+        with record, Mirror(record, run.tracking, name=run.run.name) as mirror:
+            parts = made.assemble(run, model_dir, stream, tokenizer, mirror)
+            try:
+                first = resume(parts, record) if continued else 0
+                train(run, parts, record, first_step=first)
+            finally:
+                parts.engine.close()
+    except KeyboardInterrupt:
+        return 130
+    except Interrupted as error:
+        print(f"gspo-train: interrupted: {error}; resume={directory} continues", file=sys.stderr)
+        return 130 if "SIGINT" in str(error) else 143
+    except (RuntimeError, ValueError, OSError) as error:
+        if run.debug:
+            traceback.print_exc()
+        print(f"gspo-train: {type(error).__name__}: {error} (run directory {directory})", file=sys.stderr)
+        return 1
+    print(f"run directory: {directory}\npicture: {summarize(directory)}")
+    return 0
+
+
+def resume(parts: Any, record: RunDir) -> int:
+    """Load the newest sound checkpoint and cut what the run wrote after it; a run without one starts over."""
+    from gspo import checkpoint
+
+    path = checkpoint.latest(record.path / "checkpoints")
+    first = parts.restore(path) if path else 0
+    record.truncate(first)
+    return first
+
+
+def in_child(work: Callable[[], int]) -> int:
+    """Run `work` in a forked child, so that nothing of a job outlives it; returns its exit code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = work()
+        except ValueError as error:
+            print(f"gspo-train: {error}", file=sys.stderr)
+            code = 2
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) if not os.WIFSIGNALED(status) else 1

@@ -1,0 +1,160 @@
+"""What a run is made of, put together from its settings; and what of it a checkpoint keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo import checkpoint, policy, pretrained
+from gspo.algorithms.algebra import level
+from gspo.compute import Ledger
+from gspo.config import Run, bind, target
+from gspo.data import PromptStream, open_source
+from gspo.learner import Learner, ObjectiveFn
+from gspo.rollout import Engine
+from gspo.sequences import EPS_GRID
+from gspo.shape import ModelShape
+from gspo.tracking.wandb_mirror import Mirror
+from gspo.types import Batch, Group, RewardFn
+
+
+@dataclass
+class Parts:
+    """The moving parts of a run."""
+
+    stream: PromptStream
+    engine: Engine
+    learner: Learner
+    reward: RewardFn
+    advantage: Callable[[Tensor], Tensor]
+    objective: ObjectiveFn
+    ledger: Ledger
+    mirror: Mirror
+    sequence_metadata: dict[str, str]
+    """Key-value metadata of sequences/: the eps grid, and the clip with its level."""
+    skipped: int = 0
+    """Updates skipped in a row."""
+    tokenizer: Any = field(default=None, repr=False)
+
+    def count(self, groups: list[Group], minibatches: list[Batch], seconds: dict[str, float]) -> None:
+        """Enter a step into the ledger."""
+        prompts = [len(group.prompt.token_ids) for group in groups]
+        responses = [[len(rollout.token_ids) for rollout in group.rollouts] for group in groups]
+        self.ledger.add_rollout(prompts, responses, seconds["rollout"], shared_prefix=True)
+        self.ledger.add_seconds(seconds["reward"] + seconds["sync"])
+        passes = minibatches[1:] if self.learner.old_logp == "trainer" else []
+        lengths = [n for m in passes for n in (m.lengths - 1).tolist()]
+        heads = sum(m.num_tokens for m in passes)
+        self.ledger.add_forward("old_logp", lengths, heads, seconds["old_logp"])
+        lengths = [n for m in minibatches for n in (m.lengths - 1).tolist()]
+        heads = sum(m.num_tokens for m in minibatches)
+        self.ledger.add_update(lengths, heads, seconds["update"], recompute_blocks=False, recompute_head=True)
+
+    def save(self, directory: Path, step: int, keep_last: int | None) -> Path:
+        """Write checkpoints/step_NNNNNN: everything that the next step depends on."""
+        tensors = {"model": dict(self.learner.model.named_parameters())}
+        optimizer, structure = checkpoint.flatten_optimizer(self.learner.optimizer.state_dict())
+        rng, rng_state = checkpoint.capture_rng()
+        state = {
+            "step": step,
+            "updates": self.learner.updates,
+            "skipped": self.skipped,
+            "stream": self.stream.state(),
+            "ledger": self.ledger.state(),
+            "optimizer": structure,
+            "rng": rng_state,
+        }
+        tensors |= {"optimizer": optimizer, "rng": rng}
+        return checkpoint.save(directory, step, tensors=tensors, state=state, keep_last=keep_last)
+
+    def restore(self, path: Path) -> int:
+        """Continue from a checkpoint; returns the next step."""
+        tensors, state = checkpoint.load(path)
+        with torch.no_grad():
+            for name, parameter in self.learner.model.named_parameters():
+                parameter.copy_(tensors["model"][name])
+        self.learner.optimizer.load_state_dict(checkpoint.unflatten_optimizer(tensors["optimizer"], state["optimizer"]))
+        self.learner.updates, self.skipped = state["updates"], state["skipped"]
+        self.stream.restore(state["stream"])
+        self.ledger.restore(state["ledger"])
+        checkpoint.restore_rng(tensors["rng"], state["rng"])
+        return state["step"]
+
+
+def functions(run: Run) -> tuple[ObjectiveFn, Callable[[Tensor], Tensor], RewardFn]:
+    """Objective, advantage and reward of a run, bound and tried on two responses of one token.
+
+    Raises ValueError for a combination that a function refuses (say, a clip where there is no ratio to clip).
+    """
+    objective = bind(run.algo.objective, "algo.objective", clip_low=run.clip.low, clip_high=run.clip.high)
+    advantage = bind(run.algo.advantage, "algo.advantage")
+    adv = advantage(torch.tensor([[0.0, 1.0]]))[0].float()
+    objective(torch.zeros(2, 1), torch.zeros(2, 1), adv, torch.ones(2, 1, dtype=torch.bool))
+    return objective, advantage, bind(run.reward, "reward")
+
+
+def open_stream(run: Run, directory: Path) -> tuple[PromptStream, Any]:
+    """The query set as the model's prompts, and the tokenizer; every prompt of a finite set is checked.
+
+    Raises ValueError for a set without prompts, and for a prompt that leaves no room for `sampling.max_tokens`.
+    """
+    tokenizer = pretrained.load_tokenizer(directory)
+    room = run.model.context - run.sampling.max_tokens
+    source = open_source(run.data, seed=run.seed)
+    return PromptStream(source, tokenizer, run.model, seed=run.seed, max_prompt_tokens=room), tokenizer
+
+
+def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mirror: Mirror) -> Parts:
+    """Start the engine, load the model, make the learner."""
+    torch.set_num_threads(run.trainer.threads)
+    torch.manual_seed(run.seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    auto = "bfloat16" if device == "cuda" else "float32"
+    precision = auto if run.trainer.precision == "auto" else run.trainer.precision
+    objective, advantage, reward = functions(run)
+    engine = target({"_target_": run.rollout._target_}, "rollout")(
+        directory,
+        tokenizer,
+        run.rollout,
+        run.sampling,
+        precision=precision,
+        context=run.model.context,
+        seed=run.seed,
+        max_batch=run.train.prompts_per_step * run.train.group_size,
+        device=device,
+    )
+    model = policy.load(
+        directory,
+        experts_implementation=run.model.experts_implementation,
+        trust_remote_code=run.model.trust_remote_code,
+        device=device,
+    )
+    learner = Learner(
+        model,
+        run.optim,
+        run.clip,
+        precision=precision,
+        temperature=run.sampling.temperature,
+        old_logp=run.train.old_logp,
+        micro_batch_tokens=run.trainer.micro_batch_tokens,
+        total_updates=run.train.steps * run.train.minibatches,
+    )
+    clip = {"low": run.clip.low, "high": run.clip.high, "level": level(target(run.algo.objective, "algo.objective"))}
+    return Parts(
+        stream=stream,
+        engine=engine,
+        learner=learner,
+        reward=reward,
+        advantage=advantage,
+        objective=objective,
+        ledger=Ledger(ModelShape.from_config(model.config.to_dict()), peak_flops=None),
+        mirror=mirror,
+        sequence_metadata={"eps_grid": json.dumps(EPS_GRID), "clip": json.dumps(clip)},
+        tokenizer=tokenizer,
+    )

@@ -1,0 +1,188 @@
+"""The loop: one step on one screen.
+
+Left out on purpose: a reference model and its KL (the paper has none), replay of old rollouts, asynchronous sampling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from gspo import metrics, sequences
+from gspo.batch import make_batch, reward_matrix, split
+from gspo.config import Run
+from gspo.learner import Learner, Update
+from gspo.parts import Parts
+from gspo.rewards.score import score
+from gspo.rollout import agreement
+from gspo.tracking.display import Display
+from gspo.tracking.run_dir import RunDir
+from gspo.types import Batch, Group
+
+log = logging.getLogger(__name__)
+
+
+class TrainingStopped(RuntimeError):
+    """The run cannot go on; the message says why."""
+
+
+class Interrupted(RuntimeError):
+    """A signal asked the run to stop; everything up to the last whole step is saved."""
+
+
+def train(run: Run, parts: Parts, record: RunDir, *, first_step: int = 0) -> None:
+    """Steps `first_step` to `run.train.steps`, each a row of metrics.jsonl; checkpoints on the way and at the end.
+
+    Raises TrainingStopped after `train.max_skipped` skipped updates in a row, Interrupted on SIGTERM or SIGINT,
+    WeightsOutOfSync when engine and trainer disagree, VerifierFailures when the judge fails too often.
+    """
+    parts.engine.update_weights(parts.learner.weights(), version=first_step)
+    with _signals() as asked, Display(run.train.steps, first_step) as display:
+        for number in range(first_step, run.train.steps):
+            row = step(run, parts, record, number, check=number == first_step or number % run.rollout.check_every == 0)
+            display.update(row)
+            last = number + 1 == run.train.steps or bool(asked)
+            if last or (run.checkpoint.every and (number + 1) % run.checkpoint.every == 0):
+                record.sync()
+                parts.save(record.path / "checkpoints", number + 1, run.checkpoint.keep_last)
+            if asked and number + 1 < run.train.steps:
+                raise Interrupted(f"{signal.Signals(asked[0]).name} after step {number}")
+
+
+def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) -> dict[str, Any]:
+    """Roll out, judge, update, hand the weights back; returns the step's row of metrics.jsonl."""
+    engine, learner = parts.engine, parts.learner
+    clock = Clock()
+
+    prompts = parts.stream.take(run.train.prompts_per_step, number)  # [P]
+    sampled = engine.generate(prompts, run.train.group_size, seed=run.seed, step=number)  # [P][G]
+    groups = [Group(prompt, rollouts) for prompt, rollouts in zip(prompts, sampled, strict=True)]
+    clock.lap("rollout")
+
+    groups = score(groups, parts.reward)
+    clock.lap("reward")
+
+    adv = parts.advantage(reward_matrix(groups))  # [P, G], Eq. 6
+    batch = make_batch(groups, adv, mask_truncated=run.train.mask_truncated)
+    minibatches = learner.with_old_logp(split(batch, run.train.minibatches, seed=minibatch_seed(run.seed, number)))
+    if check:
+        require_agreement(learner, minibatches)
+    clock.lap("old_logp")
+
+    updates = []
+    for k, minibatch in enumerate(minibatches):  # off-policy from the second one on
+        updates.append(learner.update(minibatch, parts.objective, on_policy=k == 0))
+        parts.skipped = parts.skipped + 1 if updates[-1].skipped else 0
+        if parts.skipped >= run.train.max_skipped:
+            raise TrainingStopped(f"{parts.skipped} updates in a row were skipped at step {number}: {updates[-1]}")
+    clock.lap("update")
+
+    engine.update_weights(learner.weights(), version=number + 1)
+    clock.lap("sync")
+
+    rows = sequences.join(sequences.of_groups(groups), [update.rows for update in updates])
+    row = {"step": number} | metrics.from_rows(rows) | update_metrics(updates)
+    parts.count(groups, minibatches, clock.seconds)
+    row |= parts.ledger.row() | clock.row()
+    record.sequences(number, {"step": np.full(len(rows["row"]), number)} | rows, parts.sequence_metadata)
+    record.samples(number, sample_rows(groups, run.tracking.samples))
+    record.metrics(row)
+    parts.mirror.log(row)
+    return row
+
+
+def require_agreement(learner: Learner, minibatches: list[Batch]) -> None:
+    """Engine and trainer must say the same of the weights that sampled, before anything is learnt from them.
+
+    Uses the trainer's old log-probs of the last mini-batch where there are any, else spends a forward on the first.
+    """
+    seen, trainer = minibatches[-1], minibatches[-1].old_logp
+    if learner.old_logp == "sampler" or trainer is None:
+        seen, trainer = minibatches[0], learner.logp(minibatches[0])
+    if seen.mask.any():
+        found = agreement.check(seen.sampler_logp[seen.mask], trainer[seen.mask], precision=learner.precision)
+        log.info("engine and trainer agree on %s", found)
+        agreement.require(found, learner.precision)
+
+
+def update_metrics(updates: list[Update]) -> dict[str, float]:
+    """`optim/*` of a step: means over its updates, and each update's own value under /mb0 ..."""
+    row = {
+        "optim/loss": float(np.mean([update.loss for update in updates])),
+        "optim/grad_norm": float(np.mean([update.grad_norm for update in updates])),
+        "optim/lr": updates[-1].lr,
+        "optim/skipped": sum(update.skipped for update in updates),
+    }
+    for k, update in enumerate(updates):
+        row |= {f"optim/loss/mb{k}": update.loss, f"optim/grad_norm/mb{k}": update.grad_norm}
+    return row
+
+
+def sample_rows(groups: list[Group], count: int) -> list[dict[str, Any]]:
+    """The first response of each of the first `count` groups, as a person reads it."""
+    return [
+        {
+            "prompt_id": group.prompt.id,
+            "prompt": group.prompt.text,
+            "response": group.rollouts[0].text,
+            "reference": group.prompt.reference,
+            "reward": group.rewards[0].value,
+            "parts": group.rewards[0].parts,
+            "verdict": group.rewards[0].verdict,
+            "reason": group.rewards[0].reason,
+            "finish": group.rollouts[0].finish,
+            "length": len(group.rollouts[0].token_ids),
+        }
+        for group in groups[:count]
+    ]
+
+
+def minibatch_seed(seed: int, number: int) -> int:
+    """Seed of the order in which a step's groups are dealt out; apart from the sampling seeds of the same step."""
+    return int.from_bytes(hashlib.sha256(f"minibatches/{seed}/{number}".encode()).digest()[:7], "big")
+
+
+class Clock:
+    """Wall seconds of a step by phase."""
+
+    def __init__(self):
+        self.start = self.last = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """Everything since the last lap was `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] = now - self.last
+        self.last = now
+
+    def row(self) -> dict[str, float]:
+        """`time/<phase>_s`, and `time/step_s` up to this moment."""
+        times = {f"time/{phase}_s": s for phase, s in self.seconds.items()}
+        return times | {"time/step_s": time.perf_counter() - self.start}
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """SIGTERM and SIGINT are noted in the list, and the step is finished; a second one stops at once."""
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        log.warning("%s: finishing the step; once more stops at once", signal.Signals(number).name)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
