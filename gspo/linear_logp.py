@@ -115,12 +115,14 @@ def _logits(h: Tensor, head: Tensor, bias: Tensor | None, temperature: float, wi
 
 
 def _log_sum_exp(logits: Tensor, entropy: Tensor | None) -> Tensor:
-    """log sum exp of each row, using up `logits`; `entropy`, if given, receives -sum p log p."""
+    """log Z = log sum exp of each row, using up `logits`; `entropy`, if given, receives -sum p log p.
+
+    With e = exp(logit - top) and Z = sum e, the entropy is log Z - sum e log e / Z.
+    """
     top = logits.amax(1)
-    logits.sub_(top[:, None])
-    if entropy is None:
-        return logits.exp_().sum(1).log_().add_(top)
-    log_z = torch.logsumexp(logits, 1)
-    logits.sub_(log_z[:, None]).exp_()
-    torch.sum(torch.special.entr(logits, out=logits), 1, out=entropy)
-    return log_z + top
+    e = logits.sub_(top[:, None]).exp_()
+    total = e.sum(1)
+    if entropy is not None:
+        torch.sum(torch.special.entr(e, out=e), 1, out=entropy)
+        entropy.div_(total).add_(total.log())
+    return total.log_().add_(top)
