@@ -93,3 +93,14 @@ def here() -> tuple[Device | None, int]:
 
 def _torch_is_for_cpus() -> bool:
     return importlib.util.find_spec("torch") is None or "+cpu" in importlib.metadata.version("torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The devices that a run is checked or planned for."""
+
+    device: Device
+    devices: int
+    """How many share the model."""
+    note: str = ""
+    """How they were chosen, when the configuration does not say."""

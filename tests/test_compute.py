@@ -219,7 +219,7 @@ def test_evaluation_is_no_training_cost() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "gpt2"}, "model_type=gpt2.*llama, qwen3 and qwen3_moe"),
+        ({"model_type": "gpt2"}, "model_type=gpt2.*llama, qwen3, qwen3_moe"),
         ({"vocab_size": None}, "vocab_size=None"),
         ({"model_type": "qwen3_moe"}, "num_experts=None"),
     ],
