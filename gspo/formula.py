@@ -28,7 +28,7 @@ def formula(node: Any) -> str | None:
     return None
 
 
-def tested_ratio(line: str) -> str | None:
+def clipped_ratio(line: str) -> str | None:
     """The ratio that the clip tests in a `J =` line, in clip(r, b(r) or min(r, 1: s_i, s_it or w_it; None: no clip."""
     found = re.search(r"(?:\bclip\(|\bb\(|\bmin\()\s*(s_it|s_i|w_it)\s*(?:,\s*1|\))", line)
     return found.group(1) if found else None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from gspo import memory
 from gspo.devices import GIB, Where, here
-from gspo.formula import formula, tested_ratio
+from gspo.formula import formula, clipped_ratio
 from gspo.shape import ModelShape, find
 
 Config = dict[str, Any]
@@ -177,7 +177,7 @@ def clip_takes_effect(config: Config, shape: ModelShape | None, where: Where | N
 
 def clip_level(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
     """A length-normalised ratio moves in the fourth decimal, a token's ratio in the first: the ranges do not swap."""
-    ratio = tested_ratio(formula(get(config, "algo.objective")) or "")
+    ratio = clipped_ratio(formula(get(config, "algo.objective")) or "")
     for key in ("clip.low", "clip.high"):
         eps = get(config, key)
         if ratio is None or eps is None:
@@ -221,8 +221,7 @@ def devices(config: Config, shape: ModelShape | None, where: Where | None) -> It
 
 def device_memory(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
     """A run that cannot fit is refused before its weights are loaded. Needs sound numbers: see the other checks."""
-    sound = shape is not None and where is not None and not list(numbers(config, shape, where))
-    if not sound or shape is None or where is None:
+    if shape is None or where is None or [*words(config, shape, where), *numbers(config, shape, where)]:
         return
     found = memory.parts(config, shape, where)
     moment, peak = max(memory.peaks(found).items(), key=lambda item: item[1])
