@@ -55,5 +55,5 @@ def require(agreement: Agreement, precision: str) -> None:
         raise WeightsOutOfSync(
             f"rollout engine and trainer differ on the log-probs of {agreement.tokens} sampled tokens: "
             f"mean {agreement.mean_abs:.3g} (at most {mean:g}), 99th percentile {agreement.p99_abs:.3g} "
-            f"(at most {p99:g}), max {agreement.max_abs:.3g}, {precision}; the engine does not hold the trainer's weights"
+            f"(at most {p99:g}), max {agreement.max_abs:.3g}, {precision}; the engine has other weights"
         )
