@@ -1,0 +1,166 @@
+"""Benchmarks, one subcommand each: `python scripts/bench.py logp`. Every table compares its arms within one run.
+
+To add one: a function of the parsed arguments that returns rows, and a subparser in `arguments`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+Row = dict[str, Any]
+GIB = 2**30
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--repeats", type=int, default=3, help="interleaved rounds; the table shows medians")
+    common.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    common.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    common.add_argument("--json", action="store_true", help="one JSON object a row instead of a table")
+    commands = parser.add_subparsers(required=True, dest="bench")
+
+    of_logp = commands.add_parser("logp", parents=[common], help="log-probs of tokens against the plain log-softmax")
+    of_logp.add_argument("--tokens", type=int, default=4096)
+    of_logp.add_argument("--hidden", type=int, default=1024)
+    of_logp.add_argument("--vocab", type=int, default=151_936)
+    of_logp.set_defaults(run=logp)
+    return parser
+
+
+def logp(options: argparse.Namespace) -> list[Row]:
+    """Log-probs, forward and backward, in float32: plain, gspo's, gspo's with entropy, and torch's own fused loss.
+
+    Errors are against the plain arm: values absolute, gradients relative to the largest entry of the tensor. The peak
+    counts what exists during forward and backward beyond the inputs, the gradients of the inputs included.
+    """
+    import torch
+    from torch import Tensor
+
+    from gspo.linear_logp import linear_logp
+
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(options.tokens, options.hidden, generator=generator)
+    weight = torch.randn(options.vocab, options.hidden, generator=generator) * 2 / options.hidden**0.5
+    targets = torch.randint(options.vocab, (options.tokens,), generator=generator)
+    upstream = torch.randn(options.tokens, generator=generator)
+    hidden, weight, targets, upstream = (x.to(options.device) for x in (hidden, weight, targets, upstream))
+    hidden.requires_grad_()
+    weight.requires_grad_()
+
+    def plain() -> Tensor:
+        return torch.log_softmax(hidden @ weight.T, -1).gather(1, targets[:, None])[:, 0]
+
+    arms: dict[str, Callable[[], Tensor]] = {
+        "plain log-softmax": plain,
+        "gspo": lambda: linear_logp(hidden, weight, None, targets)[0],
+        "gspo with entropy": lambda: linear_logp(hidden, weight, None, targets, entropy=True)[0],
+    }
+    if hasattr(torch.nn.functional, "linear_cross_entropy"):
+        chunks = torch.nn.LinearCrossEntropyOptions()
+        arms["torch linear_cross_entropy"] = lambda: (
+            -torch.nn.functional.linear_cross_entropy(hidden, weight, targets, reduction="none", options=chunks)
+        )
+
+    def once(arm: Callable[[], Tensor]) -> list[Tensor]:
+        values = arm()
+        return [values.detach(), *torch.autograd.grad(values, (hidden, weight), upstream)]
+
+    reference: list[Tensor] = []
+    rows = {name: {"arm": name, "seconds": [], "peak": []} for name in arms}
+    for _ in range(options.repeats):
+        for name, arm in arms.items():
+            result, seconds, peak = measured(lambda arm=arm: once(arm), options.device)
+            rows[name]["seconds"].append(seconds)
+            rows[name]["peak"].append(peak)
+            reference = reference or result
+            errors = [(a - b).abs().max() for a, b in zip(result, reference, strict=True)]
+            scales = [1.0, *(b.abs().max() for b in reference[1:])]
+            errors = [float(error / scale) for error, scale in zip(errors, scales, strict=True)]
+            rows[name] |= dict(zip(("logp error", "d hidden error", "d weight error"), errors, strict=True))
+            del result
+    return compared(list(rows.values()))
+
+
+def measured(run: Callable[[], Any], device: str) -> tuple[Any, float, int]:
+    """(result, wall seconds, peak bytes beyond what was held before) of one call."""
+    import torch
+
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+    else:
+        ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: blocks from 1 MiB go back to the system when freed
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # the high-water mark of resident memory starts again (Linux)
+        held = resident("VmRSS")
+    start = time.perf_counter()
+    result = run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else resident("VmHWM")
+    return result, seconds, peak - held
+
+
+def resident(field: str) -> int:
+    """Bytes of VmRSS (resident) or VmHWM (its peak) of this process, from Linux."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
+
+
+def compared(rows: list[Row]) -> list[Row]:
+    """Medians of seconds and peaks, each also as a ratio to the first row's of the same round."""
+    first = rows[0]
+    return [
+        {
+            "arm": row["arm"],
+            "seconds": round(statistics.median(row["seconds"]), 2),
+            "time ratio": round(ratio(row["seconds"], first["seconds"]), 3),
+            "peak GiB": round(statistics.median(row["peak"]) / GIB, 3),
+            "peak ratio": round(ratio(row["peak"], first["peak"]), 4),
+        }
+        | {name: f"{value:.1e}" for name, value in row.items() if name.endswith("error")}
+        for row in rows
+    ]
+
+
+def ratio(these: list[float], those: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(these, those, strict=True))
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as a Markdown table."""
+    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    lines.insert(1, ["---"] * len(rows[0]))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    import torch
+
+    torch.set_num_threads(options.threads)
+    rows = options.run(options)
+    if options.json:
+        print("\n".join(json.dumps(row) for row in rows))
+        return
+    settings = {name: value for name, value in vars(options).items() if name not in ("run", "json")}
+    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
+    print(f"torch {torch.__version__}, {settings}, load averages {load}")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
