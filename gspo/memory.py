@@ -26,7 +26,7 @@ class Part:
     name: str
     bytes: int
     at: tuple[str, ...]
-    """At which of MOMENTS it is there."""
+    """At which of MOMENTS it is there; none: a step of another part's sum."""
     arithmetic: str
 
 
@@ -58,8 +58,8 @@ def kv_per_token(shape: ModelShape, each: int) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * each
 
 
-def layer_activations(shape: ModelShape, low: bool, sharded: bool, moe: bool) -> int:
-    """Bytes that autograd keeps of one layer for one token.
+def layer_activations(shape: ModelShape, low: bool, sharded: bool, moe: bool) -> tuple[int, str]:
+    """Bytes that autograd keeps of one layer for one token, and the sum.
 
     Two norms keep their input, its normalised copy and the product with the weight: 6 values of `hidden`, in float32
     24 B; in bfloat16 16 B under FSDP2 (the inputs upcast) and 26 B under autocast (a float32 residual, five casts).
@@ -69,11 +69,14 @@ def layer_activations(shape: ModelShape, low: bool, sharded: bool, moe: bool) ->
     """
     b = 2 if low else 4
     hidden = (16 if sharded else 26) if low else 24
-    attention = (2 * b + (4 + b if shape.family.startswith("qwen3") else 0)) * (shape.heads + shape.kv_heads)
-    mlp = 4 * b * shape.intermediate
+    norms = 4 + b if shape.family.startswith("qwen3") else 0
+    mlp, how = 4 * b * shape.intermediate, f"{4 * b} B * {shape.intermediate}"
     if moe:
         mlp = shape.experts_per_token * (4 * b * shape.moe_intermediate + 2 * b * shape.hidden)
-    return hidden * shape.hidden + attention * shape.head_dim + mlp
+        how = f"{shape.experts_per_token} * ({4 * b} B * {shape.moe_intermediate} + {2 * b} B * {shape.hidden})"
+    count = hidden * shape.hidden + (2 * b + norms) * (shape.heads + shape.kv_heads) * shape.head_dim + mlp
+    heads = f"{2 * b + norms} B * ({shape.heads} + {shape.kv_heads}) * {shape.head_dim}"
+    return count, f"{hidden} B * {shape.hidden} + {heads} + {how}"
 
 
 def largest_block(shape: ModelShape) -> int:
@@ -134,16 +137,20 @@ def _pass(config: dict[str, Any], shape: ModelShape, where: Where) -> list[Part]
         ]
     elif low:
         found.append(Part("bf16 copies", 2 * shape.parameters, now, f"2 B * {shape.parameters:,} (autocast)"))
-    each = [layer_activations(shape, low, sharded, moe) for moe in (False, True)]
-    layers = (shape.layers - shape.moe_layers, shape.moe_layers)
-    one = max(e for e, n in zip(each, layers, strict=True) if n)
+    dense, moe = (layer_activations(shape, low, sharded, kind)[0] for kind in (False, True))
+    largest = shape.moe_layers > 0 and (moe > dense or shape.moe_layers == shape.layers)
+    one, how = layer_activations(shape, low, sharded, largest)
+    found.append(Part("  a layer's, a token", one, (), how))
     if recomputes_blocks(config, where):
         residual = b if sharded else 4
         kept = shape.layers * shape.hidden * residual + 2 * one
         how = f"{tokens:,} tokens * ({shape.layers} * {shape.hidden} * {residual} B + 2 * {one:,} B)"
+    elif 0 < shape.moe_layers < shape.layers:
+        kept = dense * (shape.layers - shape.moe_layers) + moe * shape.moe_layers + one
+        layers = f"{shape.layers - shape.moe_layers} * {dense:,} B + {shape.moe_layers} * {moe:,} B"
+        how = f"{tokens:,} tokens * ({layers} + {one:,} B)"
     else:
-        kept = each[0] * layers[0] + each[1] * layers[1] + one
-        how = f"{tokens:,} tokens * ({shape.layers} + 1) * {one:,} B"
+        kept, how = (shape.layers + 1) * one, f"{tokens:,} tokens * ({shape.layers} + 1) * {one:,} B"
     found.append(Part("activations", tokens * kept, now, how))
     rows = max(1, min(tokens, LOGITS["cuda" if where.device.cuda else "cpu"] // shape.vocab))
     head = (6 if low and where.device.cuda else 4) * shape.head_matmul
@@ -157,10 +164,10 @@ def _engine(config: dict[str, Any], shape: ModelShape, where: Where) -> list[Par
     # On a GPU vLLM sleeps while the trainer works; every other engine keeps its memory.
     when = ("generation",) if cuda and not is_hf(config) else MOMENTS
     share = rollout["tensor_parallel"] if cuda else 1
-    weights = each * shape.parameters // share
+    weights, per_token = each * shape.parameters // share, kv_per_token(shape, each)
     over = f"{shape.parameters:,} / {share}" if share > 1 else f"{shape.parameters:,}"
     if is_hf(config):
-        n, per_token = config["train"]["prompts_per_step"] * config["train"]["group_size"], kv_per_token(shape, each)
+        n = config["train"]["prompts_per_step"] * config["train"]["group_size"]
         kv = n * config["model"]["context"] * per_token
         how = f"{n} sequences * {config['model']['context']:,} tokens * {per_token:,} B, at most"
     elif cuda:
@@ -170,6 +177,12 @@ def _engine(config: dict[str, Any], shape: ModelShape, where: Where) -> list[Par
         kv, how = rollout["kv_cache_gb"] * GIB, f"rollout.kv_cache_gb={rollout['kv_cache_gb']}"
     return [
         Part("engine weights", weights, when, f"{each} B * {over}"),
+        Part(
+            "  keys and values, a token",
+            per_token,
+            (),
+            f"2 * {shape.layers} * {shape.kv_heads} * {shape.head_dim} * {each} B",
+        ),
         Part("KV cache", kv, when, how),
     ]
 

@@ -157,7 +157,10 @@ def _time(out: Plan, config: dict[str, Any], shape: ModelShape, w: Work) -> None
 
 
 def gib(count: int) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
+    """Bytes for people: GiB, MiB from a tenth of a GiB down, bytes under a MiB."""
+    if count >= GIB / 10:
+        return f"{count / GIB:.2f} GiB"
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count:,} B"
 
 
 def render(out: Plan, width: int = 160) -> str:

@@ -107,6 +107,8 @@ class ModelShape:
     def from_config(cls, config: dict[str, Any]) -> ModelShape:
         """The shape of a transformers `config.json`; keys that may be absent have transformers' own defaults.
 
+        transformers 5 writes an MoE's `num_experts` as `num_local_experts`; both are read.
+
         Raises ValueError for another `model_type` than llama, qwen3 and qwen3_moe, and for a missing key.
         """
         family = config.get("model_type")
@@ -145,7 +147,7 @@ class ModelShape:
         return replace(
             shape,
             moe_layers=sum((i + 1) % every == 0 and i not in skipped for i in range(layers)),
-            experts=need("num_experts"),
+            experts=need("num_local_experts" if "num_local_experts" in config else "num_experts"),
             experts_per_token=need("num_experts_per_tok"),
             moe_intermediate=need("moe_intermediate_size"),
         )

@@ -65,8 +65,13 @@ def test_flops_equal_torchs_counter(config: dict) -> None:
 
 @pytest.mark.parametrize("config", [DENSE, MOE, LLAMA], ids=["qwen3", "qwen3_moe", "llama"])
 def test_parameters_equal_the_models_own(config: dict) -> None:
-    """The count by formula is the count of the built model to the last one: norms, q/k norms, biases, tied heads."""
-    assert ModelShape.from_config(config).parameters == sum(p.numel() for p in build(config).parameters())
+    """The count by formula is the count of the built model to the last one: norms, q/k norms, biases, tied heads.
+
+    Also from the configuration as transformers writes it, which renames keys (num_experts to num_local_experts).
+    """
+    model = build(config)
+    assert ModelShape.from_config(config).parameters == sum(p.numel() for p in model.parameters())
+    assert ModelShape.from_config(model.config.to_dict()).matmul_active == ModelShape.from_config(config).matmul_active
 
 
 def test_published_parameter_counts() -> None:
