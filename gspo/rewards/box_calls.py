@@ -1,0 +1,155 @@
+"""Runs inside a box: both ends of a call. The solution's end answers requests; the test's end has stubs that send them.
+
+One request and one answer a line, tagged JSON. Objects that are not plain values stay in the solution's process; the
+test's end may hold them, pass them back, read them as a list and call their methods, but never compares them.
+"""
+
+import builtins
+import os
+import sys
+from typing import Any
+
+import tagged  # type: ignore[import-not-found]
+
+
+def _lines(fd, read=os.read):
+    buffer = b""
+    while data := read(fd, 1 << 20):
+        *lines, buffer = (buffer + data).split(b"\n")
+        yield from lines
+
+
+def _write(fd, text, write=os.write):
+    view = memoryview(text.encode() + b"\n")
+    while view:
+        view = view[write(fd, view) :]
+
+
+def answer_calls(module, requests, results, encode=tagged.encode, decode=tagged.decode):
+    """Call what each request names until there are no more requests.
+
+    Request {"n", "of": object index or None, "path": dotted names, "args", "kw", "objects": may others than plain
+    values be kept here}; answer {"n", "v": value} or {"n", "x": [exception type, text]}.
+    """
+    objects = []
+
+    def keep(value):
+        objects.append(value)
+        return len(objects) - 1
+
+    for line in _lines(requests):
+        request = decode(line, lambda index, name: objects[index])
+        try:
+            start = module if request["of"] is None else objects[request["of"]]
+            value = _call(start, request)
+            answer = encode({"n": request["n"], "v": value}, keep if request["objects"] else None)
+        except BaseException as error:
+            answer = encode({"n": request["n"], "x": [type(error).__name__, _text(error)]})
+        _write(results, answer)
+
+
+def _call(start, request):
+    if request["path"] == "[]":
+        return list(start)
+    found = start
+    for name in request["path"].split("."):
+        if isinstance(found, type):
+            found = found()
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            if found is start:
+                raise NameError(f"name {name!r} is not defined") from None
+            raise
+    return found(*request["args"], **request["kw"])
+
+
+def _text(error):
+    try:
+        return str(error)[:300]
+    except BaseException:
+        return ""
+
+
+class _Channel:
+    def __init__(self, requests, results):
+        self.lines, self.results = _lines(requests), results
+        self.calls, self.raised = 0, False
+
+    def ask(self, of, path, args, kw):
+        """The solution's answer; raises what the solution raised, as the built-in exception of that name."""
+        self.calls += 1
+        request = {"n": self.calls, "of": of, "path": path, "args": list(args), "kw": kw, "objects": True}
+        _write(self.results, tagged.encode(request, _index_of))
+        answer = tagged.decode(next(self.lines), lambda index, name: _Remote(self, index, name))
+        if "x" not in answer:
+            return answer["v"]
+        self.raised = True
+        name, text = answer["x"]
+        kind = getattr(builtins, name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            try:
+                raise kind(text)
+            except TypeError:  # built-in exceptions that want more arguments
+                raise RuntimeError(f"{name}: {text}") from None
+        raise RuntimeError(f"{name}: {text}")
+
+
+class _Stub:
+    """A function of the solution, or a method of one of its objects."""
+
+    def __init__(self, channel, of, path):
+        self.__channel, self.__of, self.__path = channel, of, path
+
+    def __call__(self, *args, **kw):
+        return self.__channel.ask(self.__of, self.__path, args, kw)
+
+
+class _Remote:
+    """An object that stays in the solution's process; equal to nothing but itself."""
+
+    def __init__(self, channel, index, name):
+        self._channel, self._index, self._name = channel, index, name
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Stub(self._channel, self._index, name)
+
+    def __iter__(self):
+        return iter(self._channel.ask(self._index, "[]", (), {}))
+
+
+def _index_of(value):
+    if type(value) is not _Remote:
+        raise TypeError(f"a test cannot pass a {type(value).__name__} to the solution")
+    return value._index
+
+
+def run_test(code, head, requests, results):
+    """Run trusted test code with stubs for `head["names"]`; say how it went: {"done": nonce} only when it ran through.
+
+    Otherwise {"failed": text} for a failed assertion or {"raised": text}; always with the number of `calls` and whether
+    the solution `raised`.
+    """
+    channel = _Channel(requests, results)
+    space: dict[str, Any] = {name: _Stub(channel, None, path) for name, path in head["names"].items()}
+    space["__name__"] = "__main__"
+    try:
+        exec(compile(code, "test.py", "exec", dont_inherit=True), space)
+        said = {"done": head["nonce"]}
+    except AssertionError as error:
+        said = {"failed": f"line {_line(error)}: {_text(error)}".rstrip(": ")}
+    except BaseException as error:
+        said = {"raised": f"{type(error).__name__}: {_text(error)} (line {_line(error)})"}
+    sys.stdout.flush()
+    _write(results, tagged.encode({**said, "calls": channel.calls, "raised_by_solution": channel.raised}))
+
+
+def _line(error):
+    number, traceback = 0, error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == "test.py":
+            number = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return number

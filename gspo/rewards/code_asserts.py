@@ -1,0 +1,78 @@
+"""Judges a test that is code: it runs in a second box, without untrusted code, and calls the solution through stubs.
+
+The test's end of a call and the solution's never share a process; this process passes the lines between them. A test
+has passed only if the test code's end says so with a nonce that the solution's box never sees.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import secrets
+from typing import Any
+
+from gspo.rewards import tagged
+from gspo.rewards.box import Report
+from gspo.rewards.code_tests import Boxes, DataError, Job, Outcome, ending, limits_of
+
+
+def judge_assert(job: Job, boxes: Boxes, program: bytes, test: dict[str, Any]) -> Outcome:
+    """A test of trusted code. Raises BoxError; DataError when the code fails before it calls the solution."""
+    limits = limits_of(job, test)
+    nonce = secrets.token_hex(16)
+    trusted, box = boxes.get_trusted(), boxes.get_solution()
+    box.begin("call", program, **limits)
+    more = {**limits, "cpu": limits["cpu"] + 5, "wall": limits["wall"] + 5, "output": 4 * limits["output"]}
+    trusted.begin("test", test["code"].encode(), nonce=nonce, names=_names(test), **more)
+    ended: Report | None = None
+    final: dict[str, Any] | None = None
+    while isinstance(said := trusted.next(), bytes):
+        message: Any = tagged.decode(said, lambda index, name: index)
+        if "n" not in message:
+            final = message
+            break
+        box.tell(said)
+        answer = box.next()
+        if isinstance(answer, Report):
+            ended = answer
+            break
+        trusted.tell(answer)
+    trusted_report = said if isinstance(said, Report) else trusted.end()
+    report = ended or box.end()
+    boxes.after_test(report, trusted_report)
+    outcome = ending(report, limits)
+    if ended is not None:
+        if outcome.verdict == "pass":
+            outcome.verdict, outcome.reason = "error", "the program ended before it returned"
+    elif report.cpu < limits["cpu"]:
+        outcome.verdict, outcome.reason = _judge_final(final, nonce, trusted_report, more)
+    return outcome
+
+
+def _judge_final(final: dict[str, Any] | None, nonce: str, report: Report, limits: dict[str, Any]) -> tuple[str, str]:
+    """The verdict by what the test code said at its end (None: it ended without a word)."""
+    if final is None:
+        end = ending(report, limits)
+        return "error" if end.verdict == "pass" else end.verdict, f"test code: {end.reason or 'it gave no verdict'}"
+    if final["calls"] == 0:
+        raise DataError(f"the test code never called the solution ({final.get('raised', 'it ran through')})")
+    if final.get("done") == nonce:
+        return "pass", ""
+    if "failed" in final:
+        return "fail", f"assertion failed, {final['failed']}"
+    if final["raised_by_solution"] and final["raised"].startswith("MemoryError"):
+        return "memory", f"memory limit of {limits['memory'] >> 20} MB"
+    return "error", final["raised"]
+
+
+def _names(test: dict[str, Any]) -> dict[str, str]:
+    """Names that mean the solution's functions in the test code: the one under test, and all that are no built-ins."""
+    loaded = {
+        node.id
+        for node in ast.walk(ast.parse(test["code"]))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hasattr(builtins, node.id)
+    }
+    names = {name: name for name in loaded}
+    if "fn" in test:
+        names |= {"candidate": test["fn"], test["fn"].split(".")[-1]: test["fn"]}
+    return names
