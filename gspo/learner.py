@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gspo import policy, sequences
+from gspo import parallel, policy, sequences
 from gspo.algorithms.objectives import Objective
 from gspo.batch import micro_batches, to
 from gspo.config import ClipSettings, OptimSettings
 from gspo.metrics import Rows
+from gspo.parallel import World
 from gspo.types import Batch
 
 ObjectiveFn = Callable[..., Objective]
@@ -38,7 +37,7 @@ class Update:
 
 
 class Learner:
-    """A model with its optimiser on one device."""
+    """A model with its optimiser on this rank's device; the ranks of `world` share the work on each mini-batch."""
 
     def __init__(
         self,
@@ -51,13 +50,15 @@ class Learner:
         old_logp: str,
         micro_batch_tokens: int,
         total_updates: int,
+        world: World | None = None,
     ):
         """`old_logp`: who says pi_theta_old, `trainer` or `sampler`; `micro_batch_tokens`: padded tokens of a forward;
         `total_updates`: optimiser steps at which the schedule ends."""
         self.model, self.optim, self.clip = model, optim, clip
         self.precision, self.temperature, self.old_logp = precision, temperature, old_logp
         self.micro_batch_tokens, self.total_updates = micro_batch_tokens, total_updates
-        self.device = next(model.parameters()).device
+        self.world = world or World(device=next(model.parameters()).device)
+        self.device = self.world.device
         self.updates = 0
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, weight_decay=optim.weight_decay
@@ -80,13 +81,14 @@ class Learner:
     @torch.no_grad()
     def logp(self, batch: Batch) -> Tensor:
         """log pi_theta(y_it | x, y_i<t) of the present weights: [B, T], in the micro-batches an update would use."""
-        out = torch.zeros(batch.mask.shape, dtype=torch.float32, device=batch.mask.device)
+        out = torch.zeros(batch.mask.shape, dtype=torch.float32)
         place = torch.full((int(batch.row.max()) + 1,), -1)
         place[batch.row] = torch.arange(len(batch.row))
-        for micro in micro_batches(batch, self.micro_batch_tokens):
+        for micro, weight in parallel.deal(micro_batches(batch, self.micro_batch_tokens), self.world):
             logp, _ = self.token_logp(to(micro, self.device))
-            out[place[micro.row], : logp.shape[1]] = logp.to(out)
-        return out
+            if weight:
+                out[place[micro.row], : logp.shape[1]] = logp.to(out)
+        return parallel.sum_tensor(out, self.world)
 
     def with_old_logp(self, minibatches: Sequence[Batch]) -> list[Batch]:
         """The mini-batches with `old_logp`, from the trainer (call it before any update) or the sampler.
@@ -107,22 +109,24 @@ class Learner:
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss, rows = 0.0, []
-        for micro in micro_batches(minibatch, self.micro_batch_tokens):
+        for micro, weight in parallel.deal(micro_batches(minibatch, self.micro_batch_tokens), self.world):
             micro = to(micro, self.device)
             logp, entropy = self.token_logp(micro)
             old_logp = logp.detach() if micro.old_logp is None else micro.old_logp.to(logp)
             terms = objective(logp, old_logp, micro.adv.to(logp), micro.mask)
             micro_loss = -terms.value.sum() / denominator(terms, minibatch)
-            micro_loss.backward()
-            loss += micro_loss.item()
-            trainer_says = logp.detach() if on_policy else old_logp if self.old_logp == "trainer" else None
-            rows.append(self._rows(micro, logp, old_logp, entropy, terms, trainer_says))
+            (micro_loss * weight * self.world.size).backward()  # the ranks' gradients are averaged
+            if weight:
+                loss += micro_loss.item()
+                trainer_says = logp.detach() if on_policy else old_logp if self.old_logp == "trainer" else None
+                rows.append(self._rows(micro, logp, old_logp, entropy, terms, trainer_says))
+        loss, rows = parallel.total(loss, self.world), [r for part in parallel.gather(rows, self.world) for r in part]
         grad_norm, lr, skipped = self._step(loss)
         return Update(loss, grad_norm, lr, skipped, sequences.concatenate(rows))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under its name in transformers' state dict."""
-        yield from self.model.named_parameters()
+        """Every parameter under its name in transformers' state dict, whole on every rank, one at a time."""
+        yield from parallel.full_weights(self.model)
 
     def _rows(self, micro, logp, old_logp, entropy, terms, trainer_says) -> Rows:
         return sequences.of_update(
@@ -132,7 +136,7 @@ class Learner:
     def _step(self, loss: float) -> tuple[float, float, bool]:
         lr = self.optim.lr * schedule(self.optim, self.updates, self.total_updates)
         limit = math.inf if self.optim.grad_clip is None else self.optim.grad_clip
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        grad_norm = parallel.full(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)).item()
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
         if not skipped:
             for group in self.optimizer.param_groups:
@@ -163,13 +167,3 @@ def schedule(optim: OptimSettings, update: int, total: int) -> float:
     if optim.schedule == "linear":
         return 1.0 - progress
     return 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-@contextlib.contextmanager
-def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Add the wall seconds of the block to `seconds[phase]`; waits for the device first."""
-    start = time.perf_counter()
-    yield
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
