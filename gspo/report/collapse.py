@@ -104,8 +104,8 @@ def judge(
         last = steps - HOLD + 1
         below = (np.lib.stride_tricks.sliding_window_view(R, HOLD) < LOST * P[:last, None]).all(axis=1)
         found += [(int(t), "b") for t in np.flatnonzero(below & (P[:last] >= LEARNED))[:1]]
-        full = (np.lib.stride_tricks.sliding_window_view(degenerate, HOLD) > DEGENERATE).all(axis=1)
-        seen = np.asarray(np.logical_or.accumulate(degenerate < HEALTHY))
+        full = np.asarray((np.lib.stride_tricks.sliding_window_view(degenerate, HOLD) > DEGENERATE).all(axis=1))
+        seen = np.maximum.accumulate(degenerate < HEALTHY)
         found += [(int(t) + 1, "c") for t in np.flatnonzero(full[1:] & seen[: last - 1])[:1]]
     if not found:
         return Outcome("undetermined", math.nan) if steps < SHORTEST else Outcome("stable", float(steps - HOLD))

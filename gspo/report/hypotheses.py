@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gspo.report.statistics import EXACT_UP_TO, MIN_PAIRS, Array, Interval, as_array, z_quantile
+from gspo.report.statistics import EXACT_UP_TO, MIN_PAIRS, Array, Interval, as_array, wilson, z_quantile
 
 MONTE_CARLO = 100_000
 _TIE = 1e-12
@@ -64,17 +64,24 @@ def _chunks(total: int, size: int) -> list[int]:
 
 def fisher_p(count_a: int, n_a: int, count_b: int, n_b: int) -> float:
     """Fisher's exact two-sided p of count_a / n_a against count_b / n_b, in integers: tables no likelier than this."""
-    total, hits = n_a + n_b, count_a + count_b
-    if total == 0:
-        return 1.0
-    ways = [
-        math.comb(n_a, k) * math.comb(n_b, hits - k) if 0 <= hits - k <= n_b else 0 for k in range(min(n_a, hits) + 1)
-    ]
-    return sum(w for w in ways if w <= ways[count_a]) / math.comb(total, hits)
+    ways = _tables(n_a, n_b, count_a + count_b)
+    return sum(w for w in ways.values() if w <= ways[count_a]) / sum(ways.values())
 
 
-def smallest_p(n_a: int, n_b: int) -> float:
-    """The smallest p a two-sided permutation test of two arms can give."""
+def fisher_smallest_p(count_a: int, n_a: int, count_b: int, n_b: int) -> float:
+    """The smallest p that Fisher's test can give with these margins: 1 when nobody, or everybody, collapsed."""
+    ways = _tables(n_a, n_b, count_a + count_b)
+    rarest = min(ways.values())
+    return sum(w for w in ways.values() if w == rarest) / sum(ways.values())
+
+
+def _tables(n_a: int, n_b: int, hits: int) -> dict[int, int]:
+    """Hits in arm a -> ways to draw them, given the margins."""
+    return {k: math.comb(n_a, k) * math.comb(n_b, hits - k) for k in range(max(0, hits - n_b), min(n_a, hits) + 1)}
+
+
+def permutation_smallest_p(n_a: int, n_b: int) -> float:
+    """The smallest p that a two-sided permutation test of two arms can give."""
     return (2 if n_a == n_b else 1) / math.comb(n_a + n_b, n_a)
 
 
@@ -86,6 +93,15 @@ def holm(p: Sequence[float]) -> list[float]:
         worst = max(worst, min(1.0, p[i] * (len(p) - rank)))
         adjusted[i] = worst
     return adjusted
+
+
+def rate_difference(count_a: int, n_a: int, count_b: int, n_b: int) -> Interval:
+    """count_a / n_a - count_b / n_b from the two Wilson intervals (Newcombe 1998, method 10); `n` is the smaller."""
+    a, b = wilson(count_a, n_a), wilson(count_b, n_b)
+    value = a.value - b.value
+    low = value - math.hypot(a.value - a.low, b.high - b.value)
+    high = value + math.hypot(a.high - a.value, b.value - b.low)
+    return Interval(value, low, high, min(n_a, n_b), "newcombe")
 
 
 def probability_of_improvement(a: Sequence[float] | Array, b: Sequence[float] | Array) -> Interval:

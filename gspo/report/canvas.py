@@ -1,0 +1,100 @@
+"""The one place that draws with matplotlib: style, colours, and files that repeat to the byte."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+"""Okabe and Ito's, distinguishable with any colour vision."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STYLE: Any = {
+    "svg.hashsalt": "gspo",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E5E5E5",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.linewidth": 0.8,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "savefig.bbox": "tight",
+    "savefig.pad_inches": 0.05,
+}
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """The settings under which a figure is made and saved."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def panels(rows: int, columns: int, *, width: float = 3.4, height: float = 2.6) -> tuple[Figure, list[Axes]]:
+    """A figure of `rows x columns` panels of `width x height` inches, and its axes in reading order."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    return figure, list(np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel())
+
+
+def save(figure: Figure, folder: Path, name: str) -> str:
+    """Write NAME.svg and NAME.png, without date; returns the SVG's text."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+    (folder / f"{name}.svg").write_text(svg, encoding="utf-8", newline="\n")
+    figure.savefig(folder / f"{name}.png", format="png", metadata={"Software": None})
+    return svg
+
+
+def colours(names: Sequence[str]) -> dict[str, Any]:
+    """A colour for each arm: the palette for a few, a scale for many."""
+    if len(names) <= len(PALETTE):
+        return dict(zip(names, PALETTE, strict=False))
+    import matplotlib
+
+    scale = matplotlib.colormaps["viridis"]
+    return {name: scale(0.92 * i / (len(names) - 1)) for i, name in enumerate(names)}
+
+
+def markers(names: Sequence[str]) -> dict[str, str]:
+    """A marker for each arm, so that a figure reads without colour."""
+    return {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(names)}
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
+    """One legend for all panels, under them, from the entries of one."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
+
+
+def letters(axes: Sequence[Axes]) -> None:
+    """(a), (b), ... before the titles."""
+    if len(axes) > 1:
+        for i, ax in enumerate(axes):
+            ax.set_title(f"({chr(97 + i)}) {ax.get_title()}", loc="left")
+            ax.set_title("")
