@@ -73,7 +73,7 @@ def save(
             if path.exists():
                 path.rename(aside)
             beside.rename(path)
-            files.sync_dir(directory)
+            files.flush_file(directory)
             shutil.rmtree(aside, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
@@ -93,10 +93,8 @@ def _write(path: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], t
         written[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
     manifest = {"format": 1, "step": step, "files": written}
     (path / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for file in path.iterdir():
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-    files.sync_dir(path)
+    for file in (*path.iterdir(), path):
+        files.flush_file(file)
     for name, group in tensors.items():
         back = _read(path / f"{name}.safetensors")
         for key, tensor in group.items():

@@ -1,10 +1,15 @@
-"""Whole or absent: atomic files, appended lines that no reader sees half of, and errors that name path and space."""
+"""Whole or absent: atomic files, lines that count from their newline on, and errors that name path and space.
+
+A row is appended by one write call, but a kernel may show a reader the first pages of it before the last: readers take
+lines up to the last newline, as `lines` does.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import math
+import mmap
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -80,18 +85,23 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def truncate(path: Path, next_step: int) -> int:
-    """Cut the rows of step >= `next_step`, and a half-written end, from a file in step order; the number kept."""
-    if not path.exists():
-        return 0
-    size = count = 0
-    for line, row in lines(path):
-        if row["step"] >= next_step:
-            break
-        size += len(line)
-        count += 1
-    os.truncate(path, size)
-    return count
+def end_before(path: Path, next_step: int) -> tuple[int, int]:
+    """Size of a JSONL file in step order without its rows of step >= `next_step` and a half-written end, and the step
+    of the row it ends with then (-1: none). Reads from the end."""
+    if not path.exists() or path.stat().st_size == 0:
+        return 0, -1
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        end = data.rfind(b"\n") + 1
+        while end:
+            start = data.rfind(b"\n", 0, end - 1) + 1
+            try:
+                step = from_line(data[start:end])["step"]
+            except ValueError as error:
+                raise ValueError(f"{path} at byte {start}: {error}") from error
+            if step < next_step:
+                return end, step
+            end = start
+    return 0, -1
 
 
 def append(path: Path, data: bytes) -> None:
@@ -112,8 +122,10 @@ def append(path: Path, data: bytes) -> None:
         raise no_room(path, error) from error
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes, *, flush: bool = True) -> None:
     """Write `path` whole: beside it, flushed, then renamed over it; on failure the old file stands and no litter.
+
+    `flush=False` leaves it to `flush_file` later that the file survives a power cut.
 
     Raises OSError with the path and the free space.
     """
@@ -121,10 +133,12 @@ def replace(path: Path, data: bytes) -> None:
     try:
         with beside.open("wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
         beside.replace(path)
-        sync_dir(path.parent)
+        if flush:
+            flush_file(path.parent)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise no_room(path, error) from error
@@ -137,8 +151,8 @@ def overwrite(path: Path, data: bytes) -> None:
         file.truncate()
 
 
-def sync_dir(path: Path) -> None:
-    """Flush a directory's entries to the disk, so that a rename survives a power cut."""
+def flush_file(path: Path) -> None:
+    """Flush a file, or a directory's entries, to the disk, so that it survives a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -2,7 +2,7 @@
 
 It is the interface of a run. A step is one row and is numbered from 0; a row of eval.jsonl at step s speaks of the
 weights after s steps and is written before step s is trained. Sample and sequence files carry their step in six digits.
-Rows are appended by one write call, all else is written beside and renamed: a reader never sees half of anything.
+A row counts from its newline on, all else is written beside and renamed: a reader never takes half of anything.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import logging
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -26,6 +27,10 @@ from gspo.tracking import files, record
 log = logging.getLogger(__name__)
 
 Status = Literal["running", "finished", "failed", "interrupted", "lost"]
+
+
+class Interrupted(RuntimeError):
+    """A signal asked the run to stop, and it did after a whole step; run.json says interrupted."""
 
 
 @dataclass(slots=True)
@@ -40,23 +45,23 @@ class RunDir:
     """Writes log.txt."""
     last_step: int = -1
     """Step of the last row of metrics.jsonl."""
+    unflushed: set[Path] = field(default_factory=set)
+    """Files written since `sync`."""
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append a step's row to metrics.jsonl; `row["step"]` grows by one or more from row to row."""
         assert row["step"] > self.last_step, (row["step"], self.last_step)
-        files.append(self.path / "metrics.jsonl", files.to_line(row))
+        self._append("metrics.jsonl", row)
         self.last_step = row["step"]
 
     def eval(self, row: Mapping[str, Any]) -> None:
         """Append a row to eval.jsonl; `row["step"]` counts the steps trained so far."""
         assert isinstance(row["step"], int), row["step"]
-        files.append(self.path / "eval.jsonl", files.to_line(row))
+        self._append("eval.jsonl", row)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write samples/step_NNNNNN.jsonl."""
-        path = self.path / "samples" / f"step_{step:06d}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        files.replace(path, b"".join(files.to_line(row) for row in rows))
+        self._write(f"samples/step_{step:06d}.jsonl", b"".join(files.to_line(row) for row in rows))
 
     def sequences(self, step: int, columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
         """Write sequences/step_NNNNNN.parquet.
@@ -74,27 +79,37 @@ class RunDir:
         table = pa.table({name: column(values) for name, values in columns.items()})
         sink = pa.BufferOutputStream()
         pq.write_table(table.replace_schema_metadata(dict(metadata or {})), sink)
-        path = self.path / "sequences" / f"step_{step:06d}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        files.replace(path, sink.getvalue().to_pybytes())
+        self._write(f"sequences/step_{step:06d}.parquet", sink.getvalue().to_pybytes())
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        files.append(self.path / name, files.to_line(row))
+        self.unflushed.add(self.path / name)
+
+    def _write(self, name: str, data: bytes) -> None:
+        (self.path / name).parent.mkdir(exist_ok=True)
+        files.replace(self.path / name, data, flush=False)
+        self.unflushed.add(self.path / name)
 
     def sync(self) -> None:
-        """Flush rows to the disk; call before a checkpoint, so that none is newer than its metrics."""
-        for name in ("metrics.jsonl", "eval.jsonl"):
-            if (self.path / name).exists():
-                with (self.path / name).open("rb") as file:
-                    os.fsync(file.fileno())
-        files.sync_dir(self.path)
+        """Flush what was written since the last call to the disk; call before a checkpoint, so that none is newer than
+        its rows."""
+        for path in self.unflushed:
+            files.flush_file(path)
+        for folder in {path.parent for path in self.unflushed}:
+            files.flush_file(folder)
+        self.unflushed.clear()
 
     def truncate(self, next_step: int) -> None:
         """Cut every row and file of step >= `next_step`, and half-written ends: what a resumed run will write again.
 
-        `next_step` is the checkpoint's number (steps trained). Warns when rows before it are missing.
+        `next_step` is the checkpoint's number (steps trained). Warns when the last row is not the one before it.
         """
-        files.truncate(self.path / "eval.jsonl", next_step)
-        kept = files.truncate(self.path / "metrics.jsonl", next_step)
-        if kept != next_step:
-            log.warning("%s: %d of %d rows are there", self.path / "metrics.jsonl", kept, next_step)
+        for name in ("metrics.jsonl", "eval.jsonl"):
+            size, step = files.end_before(self.path / name, next_step)
+            if (self.path / name).exists():
+                os.truncate(self.path / name, size)
+            if name == "metrics.jsonl" and step != next_step - 1:
+                log.warning("%s: the last row before step %d is step %d", self.path / name, next_step, step)
         self.last_step = next_step - 1
         for folder in ("samples", "sequences"):
             for path in (self.path / folder).glob("*"):
@@ -114,9 +129,10 @@ class RunDir:
         """
         if self.lock < 0:
             return
-        ended = {"status": status, "reason": " ".join(reason.split()), "ended": record.moment()}
+        ended = {"status": status, "reason": record.redact(" ".join(reason.split())), "ended": record.moment()}
         self.record["sessions"][-1] |= ended
         try:
+            self.sync()
             self.update(**ended)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -136,10 +152,12 @@ class RunDir:
     ) -> None:
         if error is None:
             self.finish()
-        elif isinstance(error, KeyboardInterrupt | SystemExit):
-            self.finish("interrupted", f"{type(error).__name__} {error}")
-        else:
-            self.finish("failed", str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")
+            return
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt | SystemExit)
+        try:
+            self.finish("interrupted" if stopped else "failed", f"{type(error).__name__}: {error}".rstrip(": "))
+        except OSError as more:  # the run will be found lost; what stopped it is the error to be seen
+            log.error("run.json keeps its old status: %s", more)
 
 
 def create(path: Path, config: Mapping[str, Any], run_record: Mapping[str, Any]) -> RunDir:
@@ -188,7 +206,7 @@ def open_existing(path: Path, *, next_step: int = 0) -> RunDir:
         known |= {**session, "started": known["started"], "status": "running", "reason": "", "ended": None}
         known["sessions"].append(session)
         files.replace(path / "run.json", _dump(known))
-        last = max((row["step"] for row in files.rows(path / "metrics.jsonl")), default=-1)
+        _, last = files.end_before(path / "metrics.jsonl", sys.maxsize)
         return RunDir(path, known, lock, _log_to(path), last)
     except BaseException:
         record.drop_lock(lock)
