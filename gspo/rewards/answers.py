@@ -11,12 +11,18 @@ from typing import Literal
 
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[^\n]*$", re.MULTILINE)
-LENIENT = (
-    re.compile(r"####[ \t]*([^\n]+)"),
-    re.compile(r"(?:final\s+answer|answer|result|solution)(?:\s+\w+){0,4}?\s*(?:is|are|:|=)\s*:?\s*([^\n]+)", re.I),
+NAMED = re.compile(
+    r"####|(?:final\s+answer|answer|result|solution)s?\b[^.\n$\\]{0,60}?(?:\bis\b|\bare\b|:|=)(?:\s*\*\*)?\s*:?", re.IGNORECASE
 )
-MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$(?!\$)(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)(?:/\d+)?(?:\s*(?:\\?%|percent\b|pct\b))?")
+MATH = re.compile(
+    r"\$\$(.+?)\$\$|(?<![\\$])\$(?!\$)(.+?)(?<!\\)\$(?:\s*(?:\\?%|percent\b|pct\b))?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
+)
+NUMBER = re.compile(
+    r"(?<![A-Za-z\d.,])\$?[-+]?(?:\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?(?!\d)|\d+[.,]\d+|\d+|\.\d+)(?:/\d+)?"
+    r"(?:\s*(?:\\?%|percent\b|pct\b|€|m²))?(?![A-Za-z\d])"
+)
+COPULA = re.compile(r"(?<!\w)(?:is|are|equals?|be|:)\s+(?=[^$]*(?:\$[^$]*\$[^$]*)*$)")
+TAIL = re.compile(r"<\|[^|]*\|>.*$|I hope it is correct\.?.*$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +95,36 @@ def last_box(text: str) -> str | None:
     return found
 
 
+def _last_value(text: str) -> str | None:
+    """The last formula of a text, or its last number outside formulas, whichever stands later."""
+    formulas = list(MATH.finditer(text))
+    rest = list(text)
+    for m in formulas:
+        rest[m.start() : m.end()] = " " * (m.end() - m.start())
+    numbers = list(NUMBER.finditer("".join(rest)))
+    if formulas and not (numbers and numbers[-1].start() > formulas[-1].start()):
+        return formulas[-1].group(0)
+    return numbers[-1].group(0) if numbers else None
+
+
 def lenient_answer(text: str) -> str | None:
-    """The answer of a response without a box: a named answer, else the last formula, else the last number."""
+    """The answer of a response without a box: what it names as its answer, else its last formula or number."""
     loose = list(re.finditer(r"\\boxed\s+(\S+)", text))
     if loose:
         return loose[-1].group(1).rstrip(".$")
-    for pattern in LENIENT:
-        named = pattern.findall(text)
-        if named:
-            line = re.sub(r"I hope it is correct\.?.*$", "", named[-1], flags=re.DOTALL).strip()
-            formulas = [next(part for part in m.groups() if part) for m in MATH.finditer(line)]
-            if formulas:
-                return line if len(formulas) > 1 else formulas[0]
-            return re.sub(r"[.*\s]+$", "", re.split(r"(?<=[^\d])\.\s|\.\s(?=[A-Z])", line.strip("*_ "))[0])
-    formulas = [next(part for part in m.groups() if part) for m in MATH.finditer(text)]
-    if formulas:
-        return formulas[-1]
-    numbers = NUMBER.findall(text)
-    return numbers[-1] if numbers else None
+    text = TAIL.sub("", text).strip()
+    named = list(NAMED.finditer(text))
+    line = text[named[-1].end() :].strip().split("\n\n")[0] if named else text
+    line = line.strip("*_\"'` ").removesuffix(".").strip("*_\"'` ")
+    copulas = list(COPULA.finditer(line))
+    if copulas and (end := line[copulas[-1].end() :].strip()) and not re.search(r"\.\s", end):
+        line = end
+    words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", re.sub(r"\\text\{[^}]*\}|\$[^$]*\$", "", line))
+    if line and len(line) <= 200 and "\n" not in line and not [w for w in words if w.lower() not in ("and", "or", "percent", "pct")]:
+        return line
+    if named and line and len(words) <= 3 and len(line) <= 40 and not re.search(r"\d|\$", line):
+        return line
+    return _last_value(line) or _last_value(text)
 
 
 def find_answer(response: str, *, truncated: bool = False, lenient: bool = False, opened: bool = False) -> Found:

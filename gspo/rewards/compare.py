@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gspo.rewards.structure import (
+from gspo.rewards.nodes import (
     Based,
     Choice,
+    Congruence,
     Group,
     Interval,
     Leaf,
@@ -22,208 +23,170 @@ from gspo.rewards.structure import (
     Region,
     Relation,
     Word,
-    read,
-    region_of,
+    fold,
     squeeze,
 )
+from gspo.rewards.regions import match, merge, region_of
+from gspo.rewards.relations import is_constant
+from gspo.rewards.structure import read
 from gspo.rewards.units import conversion
 
-Symbolic = Callable[[str, str], bool]
-"""(gold, answer) as LaTeX -> equal; raises what the caller counts as a verifier failure."""
+CLOCK = re.compile(r"\d{1,2}:[0-5]\d")
+MOST_ITEMS = 100
 
 
 @dataclass(slots=True)
 class Comparer:
-    symbolic: Symbolic
+    """Compares nodes; `symbolic(gold, answer)` judges two LaTeX expressions and may raise."""
+
+    symbolic: Callable[[str, str], bool]
 
     def same(self, gold: Node, answer: Node) -> bool:
-        """Whether `answer` is `gold`."""
+        """Whether `answer` is `gold`: the first kind in this order that either of them is decides how."""
         if isinstance(gold, Nothing) or isinstance(answer, Nothing):
             return False
-        if isinstance(gold, Choice) or isinstance(answer, Choice):
-            return self.choices(gold, answer)
-        if isinstance(gold, Named) or isinstance(answer, Named):
-            return self.named(gold, answer)
-        if isinstance(gold, Region) or isinstance(answer, Region):
-            return self.regions(gold, answer)
-        if isinstance(gold, Relation) or isinstance(answer, Relation):
-            return self.relations(gold, answer)
-        if isinstance(gold, Many) or isinstance(answer, Many):
-            return self.lists(gold, answer)
-        if isinstance(gold, Matrix) or isinstance(answer, Matrix):
-            return self.matrices(gold, answer)
-        if isinstance(gold, Group) or isinstance(answer, Group):
-            return self.groups(gold, answer)
-        if isinstance(gold, Ratio) or isinstance(answer, Ratio):
-            return self.ratios(gold, answer)
-        if isinstance(gold, Based) or isinstance(answer, Based):
-            return based(gold, answer)
-        if isinstance(gold, Word) or isinstance(answer, Word):
-            return words(gold, answer)
+        for kind, judge in (
+            (Choice, self.choices),
+            (Congruence, self.congruences),
+            (Named, self.named),
+            (Region, self.regions),
+            (Relation, self.relations),
+            (Many, self.lists),
+            (Matrix, self.matrices),
+            (Group, self.groups),
+            (Ratio, self.ratios),
+            (Based, based),
+            (Word, words),
+        ):
+            if isinstance(gold, kind) or isinstance(answer, kind):
+                return judge(gold, answer)
         return self.leaves(gold, answer)
 
     def choices(self, gold: Node, answer: Node) -> bool:
-        def letter(node: Node) -> str | None:
-            if isinstance(node, Choice):
-                return node.letter
-            text = node.text.strip("()") if isinstance(node, Leaf | Word) else ""
-            return (
-                text.upper()
-                if re.fullmatch(r"[A-J]", text.upper()) and (isinstance(node, Word) or text.isupper())
-                else None
-            )
-
+        """A letter is right with or without its content; another letter is wrong whatever stands behind it."""
         right, given = letter(gold), letter(answer)
+        inside, beside = (node.content if isinstance(node, Choice) else None for node in (gold, answer))
         if right and given:
-            if right != given:
-                return False
-            if isinstance(gold, Choice) and isinstance(answer, Choice) and gold.content and answer.content:
-                return self.same(gold.content, answer.content)
-            return True
+            return right == given and (inside is None or beside is None or self.same(inside, beside))
         if right:
-            return isinstance(gold, Choice) and gold.content is not None and self.same(gold.content, answer)
-        return isinstance(answer, Choice) and answer.content is not None and self.same(gold, answer.content)
+            return inside is not None and self.same(inside, answer)
+        return beside is not None and self.same(gold, beside)
+
+    def congruences(self, gold: Node, answer: Node) -> bool:
+        """The same name and modulus, and residues that differ by multiples of it."""
+        if isinstance(gold, Congruence) and isinstance(answer, Congruence):
+            if gold.name != answer.name or not self.leaves(gold.modulus, answer.modulus):
+                return False
+            return match(gold.residues, answer.residues, lambda g, a: self.same(g, a) or divides(gold.modulus, g, a))
+        if isinstance(gold, Congruence) and len(gold.residues) == 1:
+            return self.same(gold.residues[0], answer)
+        return False
 
     def named(self, gold: Node, answer: Node) -> bool:
+        """A name may be left out; two different names are two different answers, unless both are the same curve."""
         if isinstance(gold, Named) and isinstance(answer, Named):
             if gold.name == answer.name or "," in gold.name or "," in answer.name:
                 return self.same(gold.body, answer.body)
-            if constant_body(gold) or constant_body(answer):
-                return False
-            return self.symbolic(gold.text, answer.text)
-        if isinstance(gold, Named):
-            if isinstance(answer, Relation):
-                return not constant_body(gold) and self.symbolic(gold.text, answer.text)
-            if isinstance(answer, Region) and answer.name and answer.name != gold.name:
-                return False
-            return self.same(gold.body, answer)
-        assert isinstance(answer, Named)
-        if isinstance(gold, Relation):
-            return gold.ops == ("=",) and not constant_body(answer) and self.symbolic(gold.text, answer.text)
-        if isinstance(gold, Region) and gold.name and answer.name != gold.name:
+            return not is_assignment(gold) and not is_assignment(answer) and self.symbolic(gold.text, answer.text)
+        node, other = (gold, answer) if isinstance(gold, Named) else (answer, gold)
+        assert isinstance(node, Named)
+        if isinstance(other, Relation):
+            return other.ops == ("=",) and not is_assignment(node) and self.symbolic(text_of(gold), text_of(answer))
+        if isinstance(other, Region) and other.name and other.name != node.name:
             return False
-        return self.same(gold, answer.body)
-
-    def relations(self, gold: Node, answer: Node) -> bool:
-        if isinstance(gold, Relation) and isinstance(answer, Relation):
-            if (gold.parts, gold.ops) == (answer.parts, answer.ops):
-                return True
-            if len(gold.ops) != 1 or len(answer.ops) != 1 or "\\c" in gold.ops[0] + answer.ops[0]:
-                return False
-            return self.symbolic(gold.text, answer.text)
-        if isinstance(answer, Relation) and isinstance(gold, Leaf) and set(answer.ops) == {"="}:
-            last = read(answer.parts[-1])
-            letters = any(re.search(r"[A-Za-z]", part) for part in answer.parts[:-1])
-            return letters and isinstance(last, Leaf) and last.value != 0 and self.same(gold, last)
-        return False
-
-    def lists(self, gold: Node, answer: Node) -> bool:
-        if isinstance(gold, Group) and isinstance(answer, Many):
-            if answer.braces:
-                return False
-            items = answer.items
-            if all(isinstance(item, Named) for item in items) and len({i.name for i in items}) == len(items):  # type: ignore[union-attr]
-                items = tuple(i.body for i in sorted(items, key=lambda i: i.name))  # type: ignore[union-attr]
-            return self.in_order(gold.items, items)
-        if isinstance(gold, Many) and isinstance(answer, Group):
-            if gold.braces:
-                return False
-            names = [item.name for item in gold.items if isinstance(item, Named)]
-            if names and len(names) == len(gold.items) and len(set(names)) == len(names):
-                return self.in_order(tuple(i.body for i in sorted(gold.items, key=lambda i: i.name)), answer.items)  # type: ignore[union-attr]
-            return answer.closing in (")", "]") and self.in_order(gold.items, answer.items)
-        if isinstance(gold, Many):
-            right = gold.items
-            given = answer.items if isinstance(answer, Many) else self.as_list(answer) or (answer,)
-        else:
-            assert isinstance(answer, Many)
-            if not answer.braces or len(answer.items) != 1:
-                return False
-            return self.same(gold, answer.items[0])
-        if len(right) > 200 or len(given) > 200:
-            return False
-        return all(any(self.same(r, g) for g in given) for r in right) and all(
-            any(self.same(r, g) for r in right) for g in given
-        )
-
-    def as_list(self, node: Node) -> tuple[Node, ...] | None:
-        """`100,200` read as two numbers, where the gold is a list."""
-        if isinstance(node, Leaf) and re.fullmatch(r"-?\d{1,3}(?:,[1-9]\d{2})+", node.text):
-            return tuple(read(part) for part in node.text.split(","))
-        return None
-
-    def in_order(self, right: tuple[Node, ...], given: tuple[Node, ...]) -> bool:
-        return len(right) == len(given) and all(self.same(r, g) for r, g in zip(right, given, strict=True))
-
-    def groups(self, gold: Node, answer: Node) -> bool:
-        if not (isinstance(gold, Group) and isinstance(answer, Group)):
-            return False
-        brackets = (gold.opening, gold.closing) == (answer.opening, answer.closing)
-        return (brackets or len(gold.items) > 2) and self.in_order(gold.items, answer.items)
-
-    def matrices(self, gold: Node, answer: Node) -> bool:
-        if isinstance(gold, Matrix) and isinstance(answer, Matrix):
-            return len(gold.rows) == len(answer.rows) and all(
-                self.in_order(r, g) for r, g in zip(gold.rows, answer.rows, strict=True)
-            )
-        matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
-        assert isinstance(matrix, Matrix)
-        if isinstance(other, Group) and other.closing == ")":
-            cells = tuple(cell for row in matrix.rows for cell in row)
-            if len(matrix.rows) == 1 or all(len(row) == 1 for row in matrix.rows):
-                return self.in_order(cells, other.items) if matrix is gold else self.in_order(other.items, cells)
-        return False
-
-    def ratios(self, gold: Node, answer: Node) -> bool:
-        if isinstance(gold, Ratio) and isinstance(answer, Ratio):
-            if len(gold.items) != len(answer.items):
-                return False
-            if self.in_order(gold.items, answer.items):
-                return True
-            clock = re.compile(r"\d{1,2}:[0-5]\d")
-            if clock.fullmatch(gold.text) or clock.fullmatch(answer.text):
-                return False
-            values = [[item.value for item in ratio.items if isinstance(item, Leaf)] for ratio in (gold, answer)]
-            right, given = ([v for v in side if v] for side in values)
-            if len(right) != len(gold.items) or len(given) != len(gold.items):
-                return False
-            return all(r * given[0] == g * right[0] for r, g in zip(right, given, strict=True))
-        ratio, other = (gold, answer) if isinstance(gold, Ratio) else (answer, gold)
-        assert isinstance(ratio, Ratio)
-        if isinstance(other, Leaf) and other.value is not None and len(ratio.items) == 2:
-            top, bottom = (item.value if isinstance(item, Leaf) else None for item in ratio.items)
-            return (
-                "/" in other.text + "/" * other.text.count("\\frac")
-                and top is not None
-                and bool(bottom)
-                and top / bottom == other.value
-            )  # type: ignore[operator]
-        return False
+        return self.same(node.body, other) if node is gold else self.same(other, node.body)
 
     def regions(self, gold: Node, answer: Node) -> bool:
+        """The same part of the line, whichever way it is written."""
         if isinstance(gold, Relation) or isinstance(answer, Relation):
             texts = [node.text for node in (gold, answer) if isinstance(node, Relation | Region)]
-            one = all(len(re.findall(r"<|>|\\le |\\ge |\\ne ", text)) == 1 for text in texts)
-            return one and len(texts) == 2 and self.symbolic(texts[0], texts[1])
+            single = all(len(re.findall(r"<|>|\\le |\\ge |\\ne ", text)) == 1 for text in texts)
+            return single and len(texts) == 2 and self.symbolic(texts[0], texts[1])
         right, given = region_of(gold), region_of(answer)
-        if right is None or given is None:
-            return False
-        if not (right.intervals or given.intervals) and isinstance(gold, Leaf) != isinstance(answer, Leaf):
-            return False
-        if right.name and given.name and right.name != given.name:
+        if right is None or given is None or (right.name and given.name and right.name != given.name):
             return False
         a, b = merge(right), merge(given)
-        pieces = match(a.intervals, b.intervals, self.intervals)
-        return pieces and match(a.points, b.points, self.same)
+        return match(a.intervals, b.intervals, self.intervals) and match(a.points, b.points, self.same)
 
     def intervals(self, gold: Interval, answer: Interval) -> bool:
         closed = (gold.low_closed, gold.high_closed) == (answer.low_closed, answer.high_closed)
         return closed and self.leaves(gold.low, answer.low) and self.leaves(gold.high, answer.high)
 
-    def leaves(self, gold: Node, answer: Node) -> bool:
-        if not (isinstance(gold, Leaf) and isinstance(answer, Leaf)):
+    def relations(self, gold: Node, answer: Node) -> bool:
+        """Equivalent equations or inequalities; for a gold value, a chain of equalities that ends in it."""
+        if isinstance(gold, Relation) and isinstance(answer, Relation):
+            if (gold.parts, gold.ops) == (answer.parts, answer.ops):
+                return True
+            single = len(gold.ops) == len(answer.ops) == 1 and "\\c" not in gold.ops[0] + answer.ops[0]
+            return single and self.symbolic(gold.text, answer.text)
+        if isinstance(answer, Relation) and isinstance(gold, Leaf) and set(answer.ops) == {"="}:
+            last = read(answer.parts[-1])
+            return isinstance(last, Leaf) and last.value != 0 and self.same(gold, last)
+        return False
+
+    def lists(self, gold: Node, answer: Node) -> bool:
+        """Lists and sets ignore order and repeats; a tuple takes a bare list in its own order, never a set."""
+        if isinstance(gold, Group) or isinstance(answer, Group):
+            many, group = (gold, answer) if isinstance(gold, Many) else (answer, gold)
+            if not isinstance(many, Many) or not isinstance(group, Group) or many.braces:
+                return False
+            named = sorted((item for item in many.items if isinstance(item, Named)), key=lambda item: item.name)
+            apart = len({item.name for item in named}) == len(many.items) > 1
+            items = tuple(item.body for item in named) if apart else many.items
+            return self.in_order(items, group.items) if many is gold else self.in_order(group.items, items)
+        if isinstance(answer, Many) and not isinstance(gold, Many):
+            return answer.braces and len(answer.items) == 1 and self.same(gold, answer.items[0])
+        assert isinstance(gold, Many)
+        given = answer.items if isinstance(answer, Many) else close_list(answer) or (answer,)
+        return len(gold.items) <= MOST_ITEMS >= len(given) and match(gold.items, given, self.same)
+
+    def in_order(self, right: Sequence[Node], given: Sequence[Node]) -> bool:
+        return len(right) == len(given) and all(self.same(r, g) for r, g in zip(right, given, strict=True))
+
+    def matrices(self, gold: Node, answer: Node) -> bool:
+        """Entry by entry; sums and products of matrices are worked out; one row or column equals a tuple."""
+        if isinstance(gold, Matrix) and isinstance(answer, Matrix):
+            rows = zip(gold.rows, answer.rows, strict=False)
+            return len(gold.rows) == len(answer.rows) and all(self.in_order(r, g) for r, g in rows)
+        matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
+        assert isinstance(matrix, Matrix)
+        if isinstance(other, Leaf):
+            return "\\begin" in other.text and self.symbolic(text_of(gold), text_of(answer))
+        if isinstance(other, Group) and other.closing == ")":
+            cells = tuple(cell for row in matrix.rows for cell in row)
+            line = len(matrix.rows) in (1, len(cells))
+            return line and (self.in_order(cells, other.items) if matrix is gold else self.in_order(other.items, cells))
+        return False
+
+    def groups(self, gold: Node, answer: Node) -> bool:
+        """Tuples in order; the brackets of two items say open or closed and must agree."""
+        if not (isinstance(gold, Group) and isinstance(answer, Group)):
             return False
-        if gold.undefined or answer.undefined:
+        agree = (gold.opening, gold.closing) == (answer.opening, answer.closing)
+        return (agree or len(gold.items) > 2) and self.in_order(gold.items, answer.items)
+
+    def ratios(self, gold: Node, answer: Node) -> bool:
+        """Proportional ratios, or the fraction; clock times only as they stand."""
+        ratio, other = (gold, answer) if isinstance(gold, Ratio) else (answer, gold)
+        assert isinstance(ratio, Ratio)
+        terms = [item.value if isinstance(item, Leaf) else None for item in ratio.items]
+        if isinstance(other, Ratio):
+            if self.in_order(ratio.items, other.items):
+                return True
+            others = [item.value if isinstance(item, Leaf) else None for item in other.items]
+            if CLOCK.fullmatch(ratio.text) or CLOCK.fullmatch(other.text) or len(terms) != len(others):
+                return False
+            first, second = terms[0], others[0]
+            if not all(terms) or not all(others) or not first or not second:
+                return False
+            return all(a * second == b * first for a, b in zip(terms, others, strict=True) if a and b)
+        if isinstance(other, Leaf) and other.value is not None and len(terms) == 2 and terms[0] and terms[1]:
+            return other.value == terms[0] / terms[1] and ("/" in other.text or "\\frac" in other.text)
+        return False
+
+    def leaves(self, gold: Node, answer: Node) -> bool:
+        """Numbers by value, expressions by `symbolic`; units may be missing, but not contradict."""
+        if not (isinstance(gold, Leaf) and isinstance(answer, Leaf)) or gold.undefined or answer.undefined:
             return False
         factor = conversion(gold.unit, answer.unit)
         if factor is None:
@@ -231,27 +194,47 @@ class Comparer:
         if gold.value is not None and answer.value is not None:
             return numbers(gold, answer, factor)
         if squeeze(gold.text) == squeeze(answer.text):
-            return gold.percent == answer.percent and factor == 1
+            return factor == 1
         if gold.big or answer.big:
             return False
-        right, given = (f"\\frac{{{leaf.text}}}{{100}}" if leaf.percent else leaf.text for leaf in (gold, answer))
+        right, given = gold.text, answer.text
         if factor != 1:
             given = f"\\frac{{{factor.numerator}}}{{{factor.denominator}}}\\cdot ({given})"
         if self.symbolic(right, given):
             return True
-        return gold.percent != answer.percent and self.symbolic(gold.text, answer.text)
+        if gold.percent != answer.percent:
+            right, given = (f"\\frac{{{leaf.text}}}{{100}}" if leaf.percent else leaf.text for leaf in (gold, answer))
+            return self.symbolic(right, given)
+        return False
 
 
-def constant_body(node: Named) -> bool:
-    """Whether what the name equals holds no variable, so that it is an assignment and not the equation of a curve."""
-    body = node.text.rpartition("=")[2]
-    return not re.search(
-        r"(?<![\\A-Za-z{])[A-Za-df-hj-z](?![A-Za-z])", re.sub(r"\\[A-Za-z]+|\\text\{[^}]*\}", " ", body)
-    )
+def text_of(node: Node) -> str:
+    """The LaTeX of a node that keeps it."""
+    assert isinstance(node, Leaf | Named | Relation | Matrix)
+    return node.text
+
+
+def letter(node: Node) -> str | None:
+    """The choice letter a node can stand for."""
+    if isinstance(node, Choice):
+        return node.letter
+    return node.text if isinstance(node, Leaf) and re.fullmatch(r"[A-J]", node.text) else None
+
+
+def is_assignment(node: Named) -> bool:
+    """Whether what the name equals holds no variable: a value, and not the equation of a curve."""
+    return is_constant(node.text.rpartition("=")[2])
+
+
+def close_list(node: Node) -> tuple[Node, ...] | None:
+    """`100,200` read as two numbers, where the gold is a list."""
+    if isinstance(node, Leaf) and re.fullmatch(r"-?\d{1,3}(?:,[1-9]\d{2})+", node.text):
+        return tuple(read(part) for part in node.text.split(","))
+    return None
 
 
 def numbers(gold: Leaf, answer: Leaf, factor: Fraction) -> bool:
-    """Plain numbers: `50%` is 50 for a gold without the sign, and 0.5; a decimal comma is read where the gold has a point."""
+    """Plain numbers by value. `50%` is 0.5, and 50 where the other lacks the sign (for a gold without it, above 1)."""
     assert gold.value is not None and answer.value is not None
     right, given = gold.value, answer.value * factor
     if gold.percent == answer.percent:
@@ -265,49 +248,23 @@ def based(gold: Node, answer: Node) -> bool:
     """Numbers in a base: by value when both name theirs, by digits when one does not."""
     if isinstance(gold, Based) and isinstance(answer, Based):
         return int(gold.digits, gold.base) == int(answer.digits, answer.base)
-    with_base, other = (gold, answer) if isinstance(gold, Based) else (answer, gold)
-    assert isinstance(with_base, Based)
-    return isinstance(other, Leaf | Word) and other.text.lower().lstrip("0") == with_base.digits
+    node, other = (gold, answer) if isinstance(gold, Based) else (answer, gold)
+    assert isinstance(node, Based)
+    return isinstance(other, Leaf | Word) and other.text.lower().lstrip("0") == node.digits
 
 
 def words(gold: Node, answer: Node) -> bool:
-    def letters(node: Node) -> str:
+    """Texts by their letters and digits, case aside."""
+
+    def plain(node: Node) -> str:
         text = node.text if isinstance(node, Word | Leaf) else ""
-        return re.sub(r"[^\w]+", " ", re.sub(r"\\text\{([^}]*)\}", r"\1", text)).strip()
+        return re.sub(r"[^\w]+", " ", fold(re.sub(r"\\text\{([^}]*)\}", r"\1", text))).strip()
 
-    if isinstance(gold, Word) and isinstance(answer, Word):
-        return bool(letters(gold)) and letters(gold) == letters(answer)
-    word, leaf = (gold, answer) if isinstance(gold, Word) else (answer, gold)
-    return isinstance(leaf, Leaf) and bool(letters(word)) and letters(word) == letters(leaf).casefold()
+    return bool(plain(gold)) and plain(gold) == plain(answer)
 
 
-def match(right: tuple, given: tuple, same: Callable[..., bool]) -> bool:
-    """Every member of each has an equal in the other."""
-    return all(any(same(r, g) for g in given) for r in right) and all(any(same(r, g) for r in right) for g in given)
-
-
-def merge(region: Region) -> Region:
-    """Touching intervals with rational ends joined, points inside or at their ends taken in."""
-    infinite = {"-\\infty": Fraction(-(10**400)), "\\infty": Fraction(10**400)}
-
-    def place(leaf: Leaf) -> Fraction | None:
-        return infinite.get(squeeze(leaf.text), leaf.value)
-
-    spans = [(place(i.low), place(i.high), i) for i in region.intervals]
-    points = [(p.value if isinstance(p, Leaf) else None, p) for p in region.points]
-    if any(low is None or high is None for low, high, _ in spans) or any(value is None for value, _ in points):
-        return region
-    spans = [s for s in spans if s[0] < s[1] or (s[0] == s[1] and s[2].low_closed and s[2].high_closed)]  # type: ignore[operator]
-    spans += [(v, v, Interval(p, p, True, True)) for v, p in points]  # type: ignore[arg-type]
-    spans.sort(key=lambda s: (s[0], not s[2].low_closed))  # type: ignore[arg-type,return-value]
-    joined: list[Interval] = []
-    for _, _, piece in spans:
-        last = joined[-1] if joined else None
-        low, end = place(piece.low), place(last.high) if last else None
-        if last and (low < end or (low == end and (piece.low_closed or last.high_closed))):  # type: ignore[operator]
-            if (place(piece.high), piece.high_closed) > (end, last.high_closed):  # type: ignore[operator]
-                joined[-1] = Interval(last.low, piece.high, last.low_closed, piece.high_closed)
-        else:
-            joined.append(piece)
-    single = tuple(i.low for i in joined if place(i.low) == place(i.high))
-    return Region(tuple(i for i in joined if place(i.low) != place(i.high)), single, region.name, region.text)
+def divides(modulus: Leaf, a: Node, b: Node) -> bool:
+    """Whether integers a and b differ by a multiple of the modulus."""
+    if not (isinstance(a, Leaf) and isinstance(b, Leaf)) or a.value is None or b.value is None or not modulus.value:
+        return False
+    return (a.value - b.value) % modulus.value == 0 and a.value.denominator == 1

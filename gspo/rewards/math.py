@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gspo.rewards import judge_workers
-from gspo.rewards.answers import find_answer
+from gspo.rewards import killable
+from gspo.rewards.answers import find_answer, last_box
 from gspo.rewards.compare import Comparer
 from gspo.rewards.normalise import normalise
 from gspo.rewards.rational import too_big
-from gspo.rewards.structure import Node, Nothing, read, squeeze
+from gspo.rewards.nodes import Leaf, Many, Node, Nothing, squeeze
+from gspo.rewards.structure import read
 from gspo.types import Prompt, Reward, Rollout, Verdict
 
 DEADLINE = 3.0
@@ -32,8 +33,10 @@ UNEVALUATED = re.compile(
     r"\\(int|iint|iiint|oint|sum|prod|lim|limsup|liminf|partial|frac\{d\}\{d|gcd|lcm|max|min|sup|inf|det|bmod|pmod|mod|nabla|Pr)(?![A-Za-z])"
     r"|\\text\{(gcd|lcm|max|min|mod|integral|sum|limit|derivative)\}"
 )
+WRAPPED = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^}]*\}")
+WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 REFUSED = re.compile(
-    r"^(?:see|refer to|cf\.?|proof|omitted|to be|the proof|solution|answer|answers? (?:may )?var(?:y|ies)|n/?a|null|nan|none|unknown|tbd|tba|\?+|-+|\.+)\b[^\d=]*$"
+    r"^(?:see|refer to|cf\.?|proof|omitted|to be|the proof|solution|answer|answers? (?:may )?var(?:y|ies)|n/?a|null|nan|none|unknown|tbd|tba)\b[^\d=]*$"
     r"|^[\W_]*$",
     re.I,
 )
@@ -72,7 +75,9 @@ def check_gold(gold: Any) -> str | None:
     text, node = _gold(gold)
     if isinstance(node, Nothing):
         return f"the gold answer {gold!r} cannot be read: {node.why}"
-    if re.search(r"\\text\{[^}]*(?:\s\S+){7,}\}", text) and "\\text" not in gold:
+    if isinstance(node, Leaf) and node.undefined:
+        return f"the gold answer {gold!r} divides by zero"
+    if last_box(gold) is None and len(WORDS.findall(WRAPPED.sub("", gold))) > 8:
         return f"the gold answer {gold[:80]!r} is prose"
     return None
 
@@ -110,8 +115,8 @@ def _symbolic(used: list[str], workers: int) -> Any:
         request = {"gold": _for_worker(gold), "answer": _for_worker(answer)}
         begun = time.monotonic()
         try:
-            reply = judge_workers.pool("gspo.rewards.symbolic", workers).ask(request, min(left, DEADLINE))
-        except judge_workers.WorkerFailure as error:
+            reply = killable.pool("gspo.rewards.symbolic", workers).ask(request, min(left, DEADLINE))
+        except killable.WorkerFailure as error:
             raise _Failed(str(error)) from error
         finally:
             left -= time.monotonic() - begun
@@ -141,6 +146,9 @@ def _judge(gold: str, answer: str, workers: int) -> tuple[bool, str, str]:
     given = read(given_text)
     if isinstance(given, Nothing):
         return False, "exact", given.why
+    comma = re.fullmatch(r"(-?\d+),(\d+)", squeeze(given_text))
+    if comma and isinstance(given, Many) and isinstance(right, Leaf) and "." in right.text:
+        given = read(f"{comma[1]}.{comma[2]}")
     used: list[str] = []
     same = Comparer(_symbolic(used, workers)).same(right, given)
     guard = next((u for u in used if u.startswith("size guard")), None)
@@ -181,7 +189,7 @@ def math_reward(
     judged = verify(
         str(prompt.reference),
         rollout.text,
-        truncated=rollout.finish == "length",
+        truncated=rollout.finish != "stop",
         lenient=lenient,
         workers=workers,
         opened=prompt.text.rstrip().endswith("<think>"),
@@ -198,4 +206,4 @@ def math_reward(
 
 def close() -> None:
     """End every worker process."""
-    judge_workers.close()
+    killable.close()

@@ -48,19 +48,19 @@ NAMES = (
 RELATIONS = (
     (r"\\(?:leqslant|leqq|leq|le)(?![A-Za-z])", r"\\le "), (r"\\(?:geqslant|geqq|geq|ge)(?![A-Za-z])", r"\\ge "),
     (r"\\(?:neq|ne)(?![A-Za-z])|\\not\s*=", r"\\ne "), (r"\\lt(?![A-Za-z])", "<"), (r"\\gt(?![A-Za-z])", ">"),
-    (r"<=|=<", r"\\le "), (r">=|=>", r"\\ge "), (r"!=|<>|(?<==)/=", r"\\ne "), (r"==", "="), (r"\\(?:simeq|thickapprox|doteq)(?![A-Za-z])", r"\\approx "),
+    (r"\\(in|equiv|approx|subset)(?![A-Za-z])\s*", r"\\\1 "), (r"<=|=<", r"\\le "), (r">=|=>", r"\\ge "), (r"!=|<>|(?<==)/=", r"\\ne "), (r"==", "="), (r"\\(?:simeq|thickapprox|doteq)(?![A-Za-z])", r"\\approx "),
     (r"\\(?:varnothing|empty|O)(?![A-Za-z])", r"\\emptyset "), (r"\\(?:dfrac|tfrac|cfrac|nicefrac|sfrac|flatfrac)(?![A-Za-z])", r"\\frac"),
     (r"\\(?:dbinom|tbinom)(?![A-Za-z])", r"\\binom"), (r"\\lbrace(?![A-Za-z])", r"\\{"), (r"\\rbrace(?![A-Za-z])", r"\\}"),
     (r"\\lbrack(?![A-Za-z])", "["), (r"\\rbrack(?![A-Za-z])", "]"), (r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|"),
     (r"\\(?:ast|star)(?![A-Za-z])", "*"), (r"\*\*", "^"), (r"\\(?:bullet|centerdot)(?![A-Za-z])", r"\\cdot "), (r"\*", r"\\cdot "),
     (r"\\(?:dots|cdots|dotsc|dotsb|dotso|ldots)(?![A-Za-z])|\.\.\.+", r"\\ldots "), (r"\\colon(?![A-Za-z])", ":"),
     (r"\\(?:R|Reals|reals)(?![A-Za-z])", r"\\mathbb{R}"), (r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"), (r"\\imaginaryI|\\imath(?![A-Za-z])", "i"),
-    (r"\^\s*\{?\s*\\(?:circ|degree)(?![A-Za-z])\s*\}?|\\(?:degree|degrees)(?![A-Za-z])", r"^\\circ "), (r"\\smallsetminus(?![A-Za-z])|\\backslash(?![A-Za-z])", r"\\setminus "),
+    (r"\^\s*\{\s*\\(?:circ|degree)\s*\}|\^\s*\\(?:circ|degree)(?![A-Za-z])|\\(?:degree|degrees)(?![A-Za-z])", r"^\\circ "), (r"\\smallsetminus(?![A-Za-z])|\\backslash(?![A-Za-z])", r"\\setminus "),
     (r"\\(?:implies|Rightarrow|therefore)(?![A-Za-z])", r"\\Rightarrow "), (r"\\(?:wedge|land)(?![A-Za-z])", r"\\text{and}"), (r"\\(?:vee|lor)(?![A-Za-z])", r"\\text{or}"),
 )  # fmt: skip
 RELATIONS = tuple((re.compile(pattern), to) for pattern, to in RELATIONS)
 GROUPED = re.compile(
-    r"(?<![\d.,])(\d{1,3})((?:(?:\s*\{,\}\s*|\s*,\s*\\!\s*|\s*\\!\s*,?\s*|\s*\\[,;: ]\s*|~|[ '_])\d{3})+)(?![\d])"
+    r"(?<![\d.,])(\d{1,3})((?:(?:\s*\{\s*,\s*\}\s*|\s*,\s*\\!\s*|\s*\\!\s*,?\s*|\s*\\[,;: ]\s*|~|[ '_])\d{3})+)(?![\d])"
 )
 
 

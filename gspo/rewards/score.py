@@ -27,8 +27,6 @@ def failed(reason: str) -> Reward:
 
 
 def _one(reward: RewardFn, prompt: Prompt, rollout: Rollout) -> Reward:
-    if rollout.finish == "abort":
-        return failed("the engine gave up on the response")
     try:
         return reward(prompt, rollout)
     except Exception as error:  # whatever a verifier raises is its own failure, counted below
