@@ -98,8 +98,8 @@ def token_logp(
 
     `tokens` [B, T + 1] padded on the right, `lengths` [B] real tokens, `mask` [B, T]. Entropy has no gradient. `packed`
     runs the real tokens as one row, see `pack`. `chunk` bounds the logits held at once, see `linear_logp`. Float64
-    models are computed in float64. Raises ValueError for a temperature that is not positive, an unknown precision, or a
-    model that changes its logits after the head.
+    models are computed in float64. Raises ValueError for a temperature that is not positive, for a precision that is
+    unknown or does not fit, and for a model that changes its logits after the head.
     """
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: must be positive")
@@ -107,6 +107,8 @@ def token_logp(
         raise ValueError(f"precision={precision}: one of {PRECISIONS}")
     device = tokens.device.type
     low = precision == "bfloat16"
+    if packed and device == "cuda" and not low:
+        raise ValueError(f"precision={precision}: packed rows need bfloat16 on CUDA")
     inputs, where = {"input_ids": tokens[:, :-1]}, mask
     if packed:
         row = pack(tokens, lengths)
@@ -179,3 +181,45 @@ def pack(tokens: Tensor, lengths: Tensor) -> Packed:
     starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
     positions = places.expand(real.shape)[real]
     return Packed(tokens[:, :-1][real][None], positions[None], starts, int(counts.max()), real)
+
+
+def use_varlen(model: PreTrainedModel) -> None:
+    """From here on packed rows attend through torch's `varlen_attn` (CUDA, bfloat16), other rows through sdpa.
+
+    For the trainer's model only: rows are taken as padded on the right, no attention mask is ever built. Raises
+    ValueError for a sliding window, which the other rows would ignore.
+    """
+    from transformers import AttentionInterface
+
+    window = getattr(model.config, "sliding_window", None)
+    if window is not None:
+        raise ValueError(f"{type(model).__name__}: config.sliding_window={window}: packed attention has no window")
+    AttentionInterface.register("gspo_varlen", _varlen_attention)
+    model.set_attn_implementation("gspo_varlen")
+
+
+def _varlen_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: heads [1, heads, S, D] of a packed row to [1, S, heads, D]."""
+    if cu_seq_lens_q is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
+    from torch.nn.attention import varlen
+
+    device = query.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    q, k, v = (x[0].transpose(0, 1).to(dtype).contiguous() for x in (query, key, value))
+    starts, longest = cu_seq_lens_q, max_length_q
+    causal = {"window_size": (-1, 0), "enable_gqa": True, "scale": scaling}
+    return varlen.varlen_attn(q, k, v, starts, starts, longest, longest, **causal)[None], None  # type: ignore[index]
