@@ -7,6 +7,7 @@ at the positions that are asked for, a chunk at a time, in float32 or wider.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -221,5 +222,7 @@ def _varlen_attention(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
     q, k, v = (x[0].transpose(0, 1).to(dtype).contiguous() for x in (query, key, value))
     starts, longest = cu_seq_lens_q, max_length_q
-    causal = {"window_size": (-1, 0), "enable_gqa": True, "scale": scaling}
+    causal: dict[str, Any] = {"window_size": (-1, 0), "scale": scaling}
+    if "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters:  # older releases need no leave
+        causal["enable_gqa"] = True
     return varlen.varlen_attn(q, k, v, starts, starts, longest, longest, **causal)[None], None  # type: ignore[index]

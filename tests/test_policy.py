@@ -129,8 +129,12 @@ def test_padding_is_never_seen(kind):
     torch.testing.assert_close(three[:, :-3], one, atol=1e-9, rtol=0)
 
 
-def by_sequence(q, k, v, starts, _, longest, __, *, window_size, enable_gqa, scale):
+calls: list[int] = []
+
+
+def by_sequence(q, k, v, starts, _, longest, __, *, window_size, scale, enable_gqa=False):
     """What torch documents of varlen_attn, [S, heads, D], one sequence at a time: its kernel needs CUDA."""
+    calls.append(len(starts) - 1)
     assert window_size == (-1, 0)
     pieces = zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
     rows = [[x[start:stop].transpose(0, 1) for x in (q, k, v)] for start, stop in pieces]
@@ -147,17 +151,17 @@ def test_varlen_attention_is_fed_as_torch_documents(kind, monkeypatch):
     more = {"temperature": 1.0, "precision": "float32"}
     expected, _ = token_logp(model, tokens, lengths, mask, **more)
     wanted = gradients(model, expected.sum())
-    calls = []
-    monkeypatch.setattr(varlen, "varlen_attn", lambda *a, **k: calls.append(1) or by_sequence(*a, **k))
+    calls.clear()
+    monkeypatch.setattr(varlen, "varlen_attn", by_sequence)
     use_varlen(model)
     logp, _ = token_logp(model, tokens, lengths, mask, packed=True, **more)
     got = gradients(model, logp.sum())
-    assert len(calls) == 2
+    assert calls == [4, 4]
     torch.testing.assert_close(logp, expected, atol=1e-9, rtol=0)
     for name, gradient in got.items():
         assert (gradient - wanted[name]).abs().max() <= 1e-9 * wanted[name].abs().max(), name
     assert torch.equal(token_logp(model, tokens, lengths, mask, **more)[0], expected)
-    assert len(calls) == 2
+    assert calls == [4, 4]
 
 
 def test_pack_lists_the_real_inputs():
