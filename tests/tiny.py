@@ -46,23 +46,20 @@ def config(kind: str, **changes: Any) -> Any:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "head_dim": 32,
         "max_position_embeddings": 1024,
         "bos_token_id": 1,
         "eos_token_id": EOS,
         "pad_token_id": 0,
+        "tie_word_embeddings": kind != "qwen3_moe",
     }
     if kind == "qwen3_moe":
-        experts: dict[str, Any] = {
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "norm_topk_prob": True,
-        }
-        return Qwen3MoeConfig(**(size | experts | {"head_dim": 32, "tie_word_embeddings": False} | changes))
+        size |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        return Qwen3MoeConfig.from_dict(size | changes)
     if kind == "qwen3":
-        return Qwen3Config(**(size | {"head_dim": 32, "tie_word_embeddings": True} | changes))
+        return Qwen3Config.from_dict(size | changes)
     if kind == "llama":
-        return LlamaConfig(**(size | {"tie_word_embeddings": True} | changes))
+        return LlamaConfig.from_dict(size | changes)
     raise ValueError(f"kind={kind}: one of {KINDS}")
 
 

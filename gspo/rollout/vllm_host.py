@@ -1,8 +1,8 @@
 """What vLLM does to the process that hosts it, and how it is put back.
 
 It reads its settings from the environment when it is imported; it replaces `torch.set_num_threads` by a no-op; it seeds
-and draws from the global random states; it sets variables that every later child process would inherit (LD_PRELOAD);
-and it writes warnings to stderr from Python and from C++.
+and draws from the global random states; its process group replaces `sys.excepthook`; it sets variables that every later
+child process would inherit (LD_PRELOAD); and it writes warnings to stderr from Python and from C++.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ def prepare_environment(device: str | None) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Leave threads, random states and inherited variables as they were."""
+    """Leave threads, random states, the exception hook and inherited variables as they were."""
     import numpy as np
     import torch
 
+    hook = sys.excepthook
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
     environment = {name: os.environ.get(name) for name in INHERITED}
     try:
         yield
     finally:
+        sys.excepthook = hook
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
         random.setstate(states[0])

@@ -86,8 +86,13 @@ class VllmEngine:
         with kept(), quiet(), vllm_weights.unpacked_linears() if device == "cpu" else nullcontext():
             self._llm: Any = _start(model_dir, tokenizer, keywords, needs_text=bool(sampling.stop))
         self._plan = None
-        if device == "cpu":
-            self._plan = vllm_weights.plan(vllm_weights.live_model(self._llm), self._shapes)
+        try:
+            if device == "cpu":
+                self._plan = vllm_weights.plan(vllm_weights.live_model(self._llm), self._shapes)
+            self._try_once()
+        except ValueError:
+            self.close()
+            raise
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, *, seed: int, step: int) -> list[list[Rollout]]:
         """`[P][G]` responses; see `Engine.generate`."""
@@ -123,6 +128,18 @@ class VllmEngine:
         if self._owns_group:
             parallel_state.destroy_distributed_environment()
         gc.collect()
+
+    def _try_once(self) -> None:
+        """Sample one token. Raises ValueError when vLLM has no kernel for the model's shapes."""
+        from vllm import SamplingParams
+
+        how = SamplingParams(max_tokens=1, seed=0, detokenize=False)
+        try:
+            with kept():
+                self._llm.generate([{"prompt_token_ids": [self._stop_ids[0]]}], how, use_tqdm=False)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"rollout=vllm: vLLM cannot run this model here ({reason}); rollout=hf may") from error
 
     def _drop_prefixes(self) -> None:
         """Forget cached prompts: their keys and values come from older weights."""
