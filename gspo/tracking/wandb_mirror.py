@@ -43,6 +43,7 @@ _QUIET = {
     "x_save_requirements": False,
     "init_timeout": 20.0,
     "finish_timeout": 60.0,
+    "x_transaction_log_flush_interval": 1.0,
 }
 
 
@@ -108,12 +109,13 @@ class Mirror:
                 self._stop(error)
 
     def finish(self, exit_code: int = 0) -> None:
-        """End the W&B run; after a failure, refill once. A run without a row leaves no W&B run."""
+        """End the W&B run and its service; after a failure, refill once. A run without a row leaves no W&B run."""
         if self.failed or (not self.opened and next(merged(self.path), None)):
             self._open()
         if self.run is not None:
             try:
                 self.run.finish(exit_code=exit_code)
+                _teardown()  # the service writes the last rows after `finish` has returned
             except _failures() as error:
                 self._stop(error)
         self.run = None
@@ -138,6 +140,8 @@ class Mirror:
                 said = " ".join(str(error).split())
                 log.warning("W&B cannot be reached (%s); offline instead; later: wandb sync %s/offline-*", said, folder)
                 self.mode = "offline"
+                _teardown()  # the service holds on to the id
+                shutil.rmtree(folder, ignore_errors=True)
                 self.run = self._init()
             first = self.run.step if self.mode == "online" else 0
             for row in merged(self.path):
@@ -147,9 +151,12 @@ class Mirror:
             self._stop(error)
 
     def _init(self) -> Any:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline is offline
         import wandb
 
         known = wandb.Settings.model_fields
+        quiet = wandb.Settings(**{key: value for key, value in _QUIET.items() if key in known})
+        wandb.setup(quiet)  # before init, which else tells on stderr where it found a key
         return wandb.init(
             mode=self.mode,  # type: ignore[arg-type]
             dir=self.path,
@@ -160,17 +167,15 @@ class Mirror:
             name=self.name,
             config=read_config(self.path),
             reinit="create_new",
-            settings=wandb.Settings(**{key: value for key, value in _QUIET.items() if key in known}),
+            settings=quiet,
         )
 
     def _stop(self, error: BaseException) -> None:
         """Let W&B go and say so; its service is started afresh by whoever needs it next."""
-        import wandb
-
         self.run, self.failed = None, " ".join(f"{type(error).__name__}: {error}".split())
         log.warning("the W&B mirror stopped (%s); the run goes on, and metrics.jsonl has every row", self.failed)
         try:
-            wandb.teardown()
+            _teardown()
         except _failures() as more:
             log.info("W&B teardown: %s", more)
 
@@ -198,6 +203,12 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in row.items() if isinstance(value, int | float) and key != "step"}
 
 
+def _teardown() -> None:
+    import wandb
+
+    wandb.teardown()
+
+
 def _unreachable() -> tuple[type[Exception], ...]:
     from wandb.errors import CommError
 
@@ -207,6 +218,7 @@ def _unreachable() -> tuple[type[Exception], ...]:
 def _failures() -> tuple[type[Exception], ...]:
     """What wandb raises when it, its service or the disk fails; a mistake of ours is not among them."""
     from wandb.errors import Error
-    from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
+    from wandb.sdk.mailbox import mailbox, mailbox_handle
 
-    return (Error, OSError, TimeoutError, HandleAbandonedError, MailboxClosedError)
+    own = [thing for module in (mailbox, mailbox_handle) for thing in vars(module).values() if isinstance(thing, type)]
+    return (Error, OSError, TimeoutError, *(thing for thing in own if issubclass(thing, Exception)))
