@@ -7,9 +7,12 @@ test's end may hold them, pass them back, read them as a list and call their met
 import builtins
 import os
 import sys
-from typing import Any
 
 import tagged  # type: ignore[import-not-found]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def _lines(fd, read=os.read):

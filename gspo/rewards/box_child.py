@@ -6,16 +6,15 @@ before it sees the program. `box.py` sends this code over the control socket, wh
 
 import ctypes
 import fcntl
+import gc
 import os
 import select
-import shutil
-import signal
 import time
 
 import box_guest  # type: ignore[import-not-found]
 import frames  # type: ignore[import-not-found]
 
-_ERR_KEPT = 8192
+_ERR_KEPT, _SIGKILL = 8192, 9
 
 
 def serve():
@@ -27,26 +26,31 @@ def serve():
     os.close(null)
     ctypes.CDLL(None).mallopt(-8, 1)  # one arena: a thread then reserves no address space of its own
     box_guest.prctl(box_guest.PR_SET_DUMPABLE, 0)
-    box_guest.prctl(box_guest.PR_SET_PDEATHSIG, signal.SIGKILL)
+    box_guest.prctl(box_guest.PR_SET_PDEATHSIG, _SIGKILL)
     box_guest.prctl(box_guest.PR_SET_NO_NEW_PRIVS, 1)
     os.environ.clear()
     first = frames.receive(control)
     if first is None:
         return
     config, (config["filter"],) = first
+    gc.freeze()  # forked processes then share the pages
     frames.send(control, {"ready": os.getpid()})
     run = None
     try:
         while (message := frames.receive(control)) is not None:
             head, blobs = message
+            for name in head.pop("imports", ()):
+                __import__(name)
             if head["op"] == "run":  # an "end" may arrive after the process has ended by itself
                 run = Run(control, config, head, *blobs)
                 run.relay()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         if run is not None and not run.reaped:  # the judge is gone, in the middle of a run
-            os.kill(run.pid, signal.SIGKILL)
+            os.kill(run.pid, _SIGKILL)
             os.waitpid(run.pid, 0)
     if config["own_scratch"]:
+        import shutil  # late: it would be a good part of a box's start
+
         shutil.rmtree(config["scratch"][0], ignore_errors=True)
     os._exit(0)
 
@@ -108,7 +112,7 @@ class Run:
     def _kill(self, reason):
         if not self.reason:
             self.reason, self.waited = reason, _waited_for_a_core(self.pid)
-        os.kill(self.pid, signal.SIGKILL)  # not reaped yet: the pid is still its own
+        os.kill(self.pid, _SIGKILL)  # not reaped yet: the pid is still its own
 
     def _from_guest(self, fd):
         """Take what there is to read; False when there is no more."""

@@ -8,19 +8,15 @@ import atexit
 import builtins
 import ctypes
 import io
-import math
 import os
 import resource
-import signal
-import struct
 import sys
-import types
-from _sitebuiltins import Quitter
+from struct import pack
 
 import box_calls  # type: ignore[import-not-found]
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 8, 22, 38
-_CAP_DAC_READ_SEARCH = 1 << 2
+_CAP_DAC_READ_SEARCH, _SIGKILL = 1 << 2, 9
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -75,7 +71,11 @@ def _fresh_interpreter():
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     sys.argv, sys.orig_argv = ["solution.py"], ["python3", "solution.py"]
     for name in ("exit", "quit"):
-        setattr(builtins, name, Quitter(name, "Ctrl-D (i.e. EOF)"))
+        setattr(builtins, name, _leave)
+
+
+def _leave(code=None):
+    raise SystemExit(code)
 
 
 def confine(config, head):
@@ -86,12 +86,12 @@ def confine(config, head):
         prctl(PR_SET_KEEPCAPS, int(config["keep_search"]))
         os.setresuid(config["uid"], config["uid"], config["uid"])
         if config["keep_search"]:  # the interpreter lies under a directory that only root may enter
-            header, bits = struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *[_CAP_DAC_READ_SEARCH] * 2, *[0] * 4)
+            header, bits = pack("=Ii", 0x20080522, 0), pack("=6I", *[_CAP_DAC_READ_SEARCH] * 2, *[0] * 4)
             if _LIBC.capset(header, bits):
                 raise _error("capset")
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PDEATHSIG, _SIGKILL)
     prctl(PR_SET_DUMPABLE, 1)
-    seconds = math.ceil(head["cpu"])
+    seconds = int(-(-head["cpu"] // 1))
     limits = {
         resource.RLIMIT_AS: (head["memory"], head["memory"]),
         resource.RLIMIT_CPU: (seconds, seconds + 1),
@@ -111,9 +111,9 @@ def confine(config, head):
     if config["landlock"] is not None:
         _landlock(config["landlock"], config["scratch"])
     if config["filter"]:
-        program = config["filter"].replace(struct.pack("=I", config["pid_mark"]), struct.pack("=I", os.getpid()))
+        program = config["filter"].replace(pack("=I", config["pid_mark"]), pack("=I", os.getpid()))
         code = ctypes.create_string_buffer(program, len(program))
-        fprog = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
+        fprog = pack("@HP", len(program) // 8, ctypes.addressof(code))
         prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(fprog))
 
 
@@ -123,7 +123,7 @@ def _landlock(readable, writable):
     if abi < 1:
         raise _error("landlock")
     every = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}.get(abi, 0xFFFF)
-    attr = struct.pack("=QQQ", every, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
+    attr = pack("=QQQ", every, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24
     ruleset = _LIBC.syscall(444, attr, ctypes.c_size_t(size), 0)
     if ruleset < 0:
@@ -134,7 +134,7 @@ def _landlock(readable, writable):
         fd = os.open(path, os.O_PATH)
         if not os.path.isdir(path):
             rights &= 0x07
-        if _LIBC.syscall(445, ruleset, 1, struct.pack("=Qi", rights & every, fd), 0):
+        if _LIBC.syscall(445, ruleset, 1, pack("=Qi", rights & every, fd), 0):
             raise _error(f"landlock_add_rule({path})")
         os.close(fd)
     if _LIBC.syscall(446, ruleset, 0):
@@ -143,7 +143,7 @@ def _landlock(readable, writable):
 
 
 def _module(name):
-    module = types.ModuleType(name)
+    module = type(sys)(name)
     module.__dict__.update(__builtins__=builtins, __file__="solution.py")
     sys.modules[name] = module
     return module

@@ -19,11 +19,11 @@ TASKS = 32
 _MODULES = ("tagged", "frames", "box_calls", "box_guest", "box_child")
 # Each module has its own copy of the built-in functions, out of a program's reach by name.
 BOOT = (
-    "import builtins,marshal,os,sys,types\n"
+    "import builtins,marshal,os,sys\n"
     "def take(n):\n    b=b''\n    while len(b)<n:\n        d=os.read(0,n-len(b))\n        d or os._exit(1)\n"
     "        b+=d\n    return b\n"
     "for k,c in marshal.loads(take(int.from_bytes(take(8),'big'))):\n"
-    "    m=types.ModuleType(k);m.__builtins__=dict(vars(builtins));sys.modules[k]=m;exec(c,m.__dict__)\n"
+    "    m=type(sys)(k);m.__builtins__=dict(vars(builtins));sys.modules[k]=m;exec(c,m.__dict__)\n"
     "sys.modules['box_child'].serve()\n"
 )
 

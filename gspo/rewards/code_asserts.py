@@ -13,7 +13,7 @@ from typing import Any
 
 from gspo.rewards import tagged
 from gspo.rewards.box import Report
-from gspo.rewards.code_tests import Boxes, DataError, Job, Outcome, ending, limits_of
+from gspo.rewards.code_tests import Boxes, DataError, Job, Outcome, ending, limits_of, shared_imports
 
 
 def judge_assert(job: Job, boxes: Boxes, program: bytes, test: dict[str, Any]) -> Outcome:
@@ -21,9 +21,11 @@ def judge_assert(job: Job, boxes: Boxes, program: bytes, test: dict[str, Any]) -
     limits = limits_of(job, test)
     nonce = secrets.token_hex(16)
     trusted, box = boxes.get_trusted(), boxes.get_solution()
-    box.begin("call", program, **limits)
+    box.begin("call", program, imports=shared_imports(job.program), **limits)
     more = {**limits, "cpu": limits["cpu"] + 5, "wall": limits["wall"] + 5, "output": 4 * limits["output"]}
-    trusted.begin("test", test["code"].encode(), nonce=nonce, names=_names(test), **more)
+    trusted.begin(
+        "test", test["code"].encode(), nonce=nonce, names=_names(test), imports=shared_imports(test["code"]), **more
+    )
     ended: Report | None = None
     final: dict[str, Any] | None = None
     while isinstance(said := trusted.next(), bytes):

@@ -7,6 +7,7 @@ compared here.
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,10 +131,30 @@ def ending(report: Report, limits: dict[str, Any]) -> Outcome:
     return Outcome(verdict, reason, report.cpu, report.wall, starved)
 
 
+_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
+_SHARED = frozenset({
+    "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions",
+    "functools", "heapq", "itertools", "json", "math", "operator", "queue", "random", "re", "statistics", "string",
+    "textwrap", "threading", "typing",
+})  # fmt: skip
+"""Modules that the keeper imports for all tests of a program that names them: importing them has no effect but time."""
+
+
+def shared_imports(code: str) -> list[str]:
+    """Modules that `code` seems to import and that its processes may share."""
+    return sorted(_SHARED.intersection(_IMPORT.findall(code)))
+
+
 def judge_stdin(job: Job, boxes: Boxes, program: bytes, test: dict[str, Any]) -> Outcome:
     limits = limits_of(job, test)
     box = boxes.get_solution()
-    box.begin("stdin", program, test["input"].encode("utf-8", "surrogateescape"), **limits)
+    box.begin(
+        "stdin",
+        program,
+        test["input"].encode("utf-8", "surrogateescape"),
+        imports=shared_imports(job.program),
+        **limits,
+    )
     report = box.next()
     if not isinstance(report, Report):
         raise BoxError("a script has no result channel")
@@ -149,7 +170,7 @@ def judge_stdin(job: Job, boxes: Boxes, program: bytes, test: dict[str, Any]) ->
 def judge_call(job: Job, boxes: Boxes, program: bytes, test: dict[str, Any]) -> Outcome:
     limits = limits_of(job, test)
     box = boxes.get_solution()
-    box.begin("call", program, **limits)
+    box.begin("call", program, imports=shared_imports(job.program), **limits)
     request = {"n": 1, "of": None, "path": test["fn"], "args": test["args"], "kw": test.get("kwargs", {})}
     box.tell(tagged.encode({**request, "objects": False}).encode())
     said = box.next()

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gspo.rewards import tagged
+else:
+    try:
+        import tagged  # inside a box
+    except ImportError:
+        from gspo.rewards import tagged
 
 MAX_HEAD = 1 << 20
 MAX_BLOB = 256 << 20
@@ -12,7 +21,7 @@ MAX_BLOB = 256 << 20
 
 def send(fd: int, head: dict[str, Any], *blobs: bytes) -> None:
     """Write one message; blocks until it is all written. Raises OSError (BrokenPipeError) when the peer is gone."""
-    text = json.dumps({**head, "blobs": [len(blob) for blob in blobs]}).encode()
+    text = tagged.dumps({**head, "blobs": [len(blob) for blob in blobs]}).encode()
     for part in (len(text).to_bytes(4, "big") + text, *blobs):
         view = memoryview(part)
         while view:
@@ -31,7 +40,7 @@ def receive(fd: int) -> tuple[dict[str, Any], list[bytes]] | None:
     size = int.from_bytes(first, "big")
     if size > MAX_HEAD:
         raise ValueError(f"message head of {size} bytes")
-    head = json.loads(_exactly(fd, size))
+    head = tagged.loads(_exactly(fd, size))
     sizes = head.pop("blobs")
     if sum(sizes) > MAX_BLOB:
         raise ValueError(f"message of {sum(sizes)} bytes")

@@ -8,15 +8,39 @@ Decoding builds plain values only and runs no code of the sender.
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from _json import encode_basestring_ascii, make_encoder, make_scanner  # importing json takes longer than a test
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_DEPTH = 150
-# The C functions themselves: nothing that a program could patch in the json module.
-_write = json.encoder.c_make_encoder(  # pyright: ignore[reportAttributeAccessIssue]
-    None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
-)
-_scan = json.JSONDecoder().scan_once  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _Strict:
+    strict, memo, object_hook, object_pairs_hook = True, {}, None, None
+    parse_float, parse_int, parse_constant = float, int, float
+
+
+_scan = make_scanner(_Strict)  # pyright: ignore[reportArgumentType]
+_write = make_encoder(None, None, encode_basestring_ascii, None, ":", ",", False, False, True)  # pyright: ignore
+
+
+def dumps(value: Any) -> str:
+    """JSON text (ASCII) of plain JSON values."""
+    return "".join(_write(value, 0))
+
+
+def loads(text: str | bytes) -> Any:
+    """The value of JSON text without blanks around it. Raises ValueError, RecursionError."""
+    text = text if isinstance(text, str) else bytes(text).decode("ascii")
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        raise ValueError("not JSON") from None
+    if end != len(text):
+        raise ValueError("something follows the value")
+    return value
 
 
 def encode(value: Any, keep: Any = None) -> str:
@@ -25,7 +49,7 @@ def encode(value: Any, keep: Any = None) -> str:
     Subclasses of plain types are sent as the plain type. `keep(value)` may give an index for any other object; without
     it such an object raises TypeError. Nesting deeper than `MAX_DEPTH` raises ValueError.
     """
-    return "".join(_write(_pack(value, keep, 0), 0))
+    return dumps(_pack(value, keep, 0))
 
 
 def _pack(value: Any, keep: Any, depth: int) -> Any:
@@ -67,12 +91,8 @@ def decode(text: str | bytes, find: Any = None) -> Any:
     Raises ValueError for anything that `encode` cannot have written.
     """
     try:
-        text = text if isinstance(text, str) else bytes(text).decode("ascii")
-        value, end = _scan(text, 0)
-        if end != len(text):
-            raise ValueError("something follows the value")
-        return _unpack(value, find, 0)
-    except (RecursionError, TypeError, KeyError, OverflowError, AttributeError, StopIteration) as error:
+        return _unpack(loads(text), find, 0)
+    except (RecursionError, TypeError, KeyError, OverflowError, AttributeError) as error:
         raise ValueError(f"not a tagged value: {type(error).__name__}") from None
 
 
