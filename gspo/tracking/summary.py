@@ -60,7 +60,7 @@ def _draw(step: list[int], series: dict[str, list[float]], title: str) -> bytes:
     for key, style in zip(CLIPS, ("-", "--", "-", "--"), strict=True):
         colour = "C1" if "token" in key else "C2"
         lower.plot(step, series[key], style, color=colour, linewidth=1.2, label=key)
-    lower.set_ylabel("fraction")
+    lower.set_ylabel("share clipped")
     lower.set_xlabel("step")
     lower.set_ylim(bottom=0)
     lower.legend(loc="best", fontsize=8)
