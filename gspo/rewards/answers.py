@@ -9,13 +9,15 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[^\n]*$", re.MULTILINE)
 NAMED = re.compile(
-    r"####|(?:final\s+answer|answer|result|solution)s?\b[^.\n$\\]{0,60}?(?:\bis\b|\bare\b|:|=)(?:\s*\*\*)?\s*:?", re.IGNORECASE
+    r"####|(?:final\s+answer|answer|result|solution)s?\b[^.\n$\\]{0,60}?(?:\bis\b|\bare\b|:|=)(?:\s*\*\*)?\s*:?",
+    re.IGNORECASE,
 )
 MATH = re.compile(
-    r"\$\$(.+?)\$\$|(?<![\\$])\$(?!\$)(.+?)(?<!\\)\$(?:\s*(?:\\?%|percent\b|pct\b))?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
+    r"\$\$(.+?)\$\$|(?<![\\$])\$(?!\$)(.+?)(?<!\\)\$(?:\s*(?:\\?%|percent\b|pct\b))?|\\\((.+?)\\\)|\\\[(.+?)\\\]",
+    re.DOTALL,
 )
 NUMBER = re.compile(
     r"(?<![A-Za-z\d.,])\$?[-+]?(?:\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?(?!\d)|\d+[.,]\d+|\d+|\.\d+)(?:/\d+)?"
@@ -33,7 +35,7 @@ class Found:
     """None: the response gives no answer."""
     how: Literal["box", "lenient", "none"]
     boxed: bool
-    """True where a balanced box outside code and thinking exists, even an empty one: the `format` part."""
+    """True where the last balanced box outside code and thinking holds something: the `format` part."""
     why: str = ""
     """One line where there is no answer."""
 
@@ -86,12 +88,11 @@ def last_box(text: str) -> str | None:
     """What the last balanced, outermost `\\boxed{...}` or `\\fbox{...}` holds; None without one."""
     found, position = None, 0
     while box := BOX.search(text, position):
-        brace = box.end() + len(text[box.end() :]) - len(text[box.end() :].lstrip()) if box.end() < len(text) else -1
-        end = group_end(text, brace) if 0 <= brace < len(text) and text[brace] == "{" else -1
+        end = group_end(text, box.end()) if text.startswith("{", box.end()) else -1
         if end < 0:
             position = box.end()
         else:
-            found, position = text[brace + 1 : end - 1], end
+            found, position = text[box.end() + 1 : end - 1], end
     return found
 
 
@@ -120,7 +121,12 @@ def lenient_answer(text: str) -> str | None:
     if copulas and (end := line[copulas[-1].end() :].strip()) and not re.search(r"\.\s", end):
         line = end
     words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", re.sub(r"\\text\{[^}]*\}|\$[^$]*\$", "", line))
-    if line and len(line) <= 200 and "\n" not in line and not [w for w in words if w.lower() not in ("and", "or", "percent", "pct")]:
+    if (
+        line
+        and len(line) <= 200
+        and "\n" not in line
+        and not [w for w in words if w.lower() not in ("and", "or", "percent", "pct")]
+    ):
         return line
     if named and line and len(words) <= 3 and len(line) <= 40 and not re.search(r"\d|\$", line):
         return line
@@ -136,7 +142,7 @@ def find_answer(response: str, *, truncated: bool = False, lenient: bool = False
     if box is not None:
         if box.strip():
             return Found(box, "box", True)
-        return Found(None, "none", True, "the last box is empty")
+        return Found(None, "none", False, "the last box is empty")
     if lenient:
         loose = lenient_answer(text)
         if loose and loose.strip():

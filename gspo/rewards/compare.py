@@ -29,7 +29,7 @@ from gspo.rewards.nodes import (
 from gspo.rewards.regions import match, merge, region_of
 from gspo.rewards.relations import is_constant
 from gspo.rewards.structure import read
-from gspo.rewards.units import conversion
+from gspo.rewards.units import NONE, conversion
 
 CLOCK = re.compile(r"\d{1,2}:[0-5]\d")
 MOST_ITEMS = 100
@@ -189,7 +189,8 @@ class Comparer:
         if not (isinstance(gold, Leaf) and isinstance(answer, Leaf)) or gold.undefined or answer.undefined:
             return False
         factor = conversion(gold.unit, answer.unit)
-        if factor is None:
+        mixed = (gold.percent and answer.unit != NONE) or (answer.percent and gold.unit != NONE)
+        if factor is None or mixed:
             return False
         if gold.value is not None and answer.value is not None:
             return numbers(gold, answer, factor)
@@ -250,6 +251,8 @@ def based(gold: Node, answer: Node) -> bool:
         return int(gold.digits, gold.base) == int(answer.digits, answer.base)
     node, other = (gold, answer) if isinstance(gold, Based) else (answer, gold)
     assert isinstance(node, Based)
+    if isinstance(other, Leaf) and other.unit != NONE:
+        return False
     return isinstance(other, Leaf | Word) and other.text.lower().lstrip("0") == node.digits
 
 

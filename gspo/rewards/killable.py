@@ -1,16 +1,20 @@
 """Long-lived processes that answer one request at a time and can be killed at a deadline.
 
-A caller's thread takes a worker, sends one line of JSON, waits for one line. A request that is still running after
-`SOFT` seconds gives up its place, so that others go on with a warm spare; at the deadline its worker is killed.
-Workers hold no state of the caller, see end of file when it dies (SIGKILL too), and start on the first request.
+A nursery process imports and warms up once, then forks workers in milliseconds, so that a killed worker costs nothing.
+A caller's thread takes a worker, sends one line of JSON and waits for one line. A request still running after `SOFT`
+seconds gives up its place and its priority, so that others go on; at the deadline its worker is killed. Nothing starts
+before the first request. Nursery and workers see end of file when the caller dies (SIGKILL too) and end.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,63 +25,122 @@ from typing import Any
 
 SOFT = 0.3
 """Seconds after which a request no longer counts as one of the pool's running requests."""
-START = 60.0
-"""Seconds a worker may take to import what it needs."""
-MOST_SLOW = 6
-"""Workers beyond the pool's size that may serve overrunning requests at once."""
+START = 120.0
+"""Seconds the nursery may take to import what it needs."""
+MOST_SLOW = 8
+"""Overrunning requests that may run beside the pool's `size`."""
 
 
 class WorkerFailure(RuntimeError):
     """A request that got no answer: the deadline passed, or the worker ended."""
 
 
+def read_line(end: socket.socket, buffer: bytearray, until: float) -> bytes | None:
+    """The next line; None when `until` (monotonic seconds) passed. Raises WorkerFailure at end of file."""
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    while b"\n" not in buffer:
+        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            return None
+        try:
+            chunk = end.recv(65536)
+        except ConnectionResetError:
+            chunk = b""
+        if not chunk:
+            raise WorkerFailure("the worker ended")
+        buffer += chunk
+    line, _, rest = bytes(buffer).partition(b"\n")
+    buffer[:] = rest
+    return line
+
+
 @dataclass(eq=False, slots=True)
 class Worker:
-    process: subprocess.Popen[bytes]
     pid: int
-    """Of the process that started it: a forked child must not use it."""
-    ready: bool = False
-    buffer: bytes = b""
-
-    def send(self, line: bytes) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line)
-        self.process.stdin.flush()
+    handle: int
+    """File descriptor of the process, which a reused pid cannot fool."""
+    end: socket.socket
+    buffer: bytearray = field(default_factory=bytearray)
 
     def receive(self, until: float) -> Any:
-        """The next line as JSON; None when `until` (monotonic seconds) passed. Raises WorkerFailure at end of file."""
-        assert self.process.stdout is not None
-        fd = self.process.stdout.fileno()
-        while b"\n" not in self.buffer:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN | select.POLLHUP)
-            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-                return None
-            chunk = os.read(fd, 65536)
-            if not chunk:
-                raise WorkerFailure(f"the worker ended (status {self.kill()})")
-            self.buffer += chunk
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        return json.loads(line)
+        line = read_line(self.end, self.buffer, until)
+        return None if line is None else json.loads(line)
 
-    def kill(self) -> int | None:
+    def yield_cpu(self) -> None:
+        """Lowest priority from here on."""
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, self.pid, 19)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+        gone = select.poll()
+        gone.register(self.handle, select.POLLIN)
+        gone.poll(2000)
+        os.close(self.handle)
+        self.end.close()
+
+
+@dataclass(eq=False)
+class Nursery:
+    """The process that forks workers of `module`, which has `warm()` and `answer(request) -> reply`."""
+
+    module: str
+    process: subprocess.Popen[bytes] = field(init=False)
+    control: socket.socket = field(init=False)
+    buffer: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        self.control, theirs = socket.socketpair()
+        root = str(Path(__file__).parents[2])
+        code = (
+            f"import sys; sys.path.insert(0, {root!r}); from gspo.rewards.nursery import run; "
+            f"run({self.module!r}, {theirs.fileno()})"
+        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+        theirs.close()
+        if read_line(self.control, self.buffer, time.monotonic() + START) is None:
+            self.close()
+            raise WorkerFailure(f"workers did not start within {START:.0f} s")
+
+    def fork(self) -> Worker:
+        """A new worker. Raises WorkerFailure when the nursery has ended."""
+        ours, theirs = socket.socketpair()
+        try:
+            socket.send_fds(self.control, [b"f"], [theirs.fileno()])
+            line = read_line(self.control, self.buffer, time.monotonic() + START)
+            if line is None:
+                raise WorkerFailure("the nursery does not answer")
+            return Worker(int(line), os.pidfd_open(int(line)), ours)
+        except (OSError, WorkerFailure) as error:
+            ours.close()
+            raise WorkerFailure(f"no worker could be forked: {error}") from error
+        finally:
+            theirs.close()
+
+    def close(self) -> None:
+        self.control.close()
         self.process.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:  # unsent bytes for a worker that is gone
-                    continue
-        return self.process.wait()
+        self.process.wait()
 
 
 @dataclass(eq=False)
 class Pool:
-    """`size` requests run at once; one spare is kept warm behind them."""
+    """`size` requests run at once; overrunning ones beside them."""
 
     module: str
-    """Module whose `serve()` the workers run."""
     size: int
+    nursery: Nursery | None = None
     idle: list[Worker] = field(default_factory=list)
     alive: set[Worker] = field(default_factory=set)
     slow: int = 0
@@ -88,79 +151,62 @@ class Pool:
     def __post_init__(self) -> None:
         self.places = threading.Semaphore(self.size)
 
-    def start(self) -> Worker:
-        root = str(Path(__file__).parents[2])
-        code = f"import sys; sys.path.insert(0, {root!r}); from {self.module} import serve; serve()"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
-        worker = Worker(process, os.getpid())
-        self.alive.add(worker)
-        return worker
+    def start(self) -> None:
+        """Start the nursery and one worker, as the first request would."""
+        self.give(self.take(), usable=True)
 
     def take(self) -> Worker:
-        """A worker, the warmest first; another is started behind it when none is left."""
         with self.lock:
             if self.closed:
                 raise WorkerFailure("the pool is closed")
-            self.idle.sort(key=lambda w: w.ready)
-            worker = self.idle.pop() if self.idle else self.start()
-            if not self.idle and len(self.alive) < self.size + 1 + self.slow:
-                self.idle.append(self.start())
+            if self.idle:
+                return self.idle.pop()
+            if self.nursery is None or self.nursery.process.poll() is not None:
+                self.nursery = Nursery(self.module)
+            worker = self.nursery.fork()
+            self.alive.add(worker)
             return worker
 
     def give(self, worker: Worker, usable: bool) -> None:
         """Take a worker back, or bury it."""
         with self.lock:
-            surplus = len(self.idle) > self.size
-            if usable and not surplus and not self.closed:
+            if usable and len(self.idle) < self.size and not self.closed:
                 self.idle.append(worker)
                 return
+            if worker not in self.alive:
+                return  # ended by close()
             self.alive.discard(worker)
         worker.kill()
 
     def ask(self, request: Any, deadline: float) -> Any:
         """The worker's answer to `request`.
 
-        `deadline`: seconds from when a worker takes it up. Raises WorkerFailure when it passes.
+        `deadline`: seconds from when a worker takes it up. Raises WorkerFailure when it passes or the worker ends.
         """
         line = json.dumps(request).encode() + b"\n"
         self.places.acquire()
-        held, usable = True, False
-        worker = None
+        held, usable, worker = True, False, None
         try:
             worker = self.take()
-            if not worker.ready:
-                worker.ready = worker.receive(time.monotonic() + START) is not None
-                if not worker.ready:
-                    raise WorkerFailure(f"a worker did not start within {START:.0f} s")
             begun = time.monotonic()
-            worker.send(line)
+            worker.end.sendall(line)
             answer = worker.receive(begun + min(SOFT, deadline))
-            if answer is None:
-                with self.lock:
-                    may_linger = self.slow < MOST_SLOW
-                    self.slow += may_linger
+            if answer is None and self._linger():
+                worker.yield_cpu()
+                self.places.release()
+                held = False
                 try:
-                    if may_linger:
-                        self.places.release()
-                        held = False
                     answer = worker.receive(begun + deadline)
                 finally:
                     with self.lock:
-                        self.slow -= may_linger
+                        self.slow -= 1
+            elif answer is None:
+                answer = worker.receive(begun + deadline)
             if answer is None:
                 raise WorkerFailure(f"no answer within {deadline:g} s")
-            usable = True
+            usable = held  # one that has lost its priority is not used again
             return answer
-        except BrokenPipeError as error:
+        except (BrokenPipeError, ConnectionResetError) as error:
             raise WorkerFailure("the worker ended before it read the request") from error
         finally:
             if held:
@@ -168,14 +214,23 @@ class Pool:
             if worker is not None:
                 self.give(worker, usable)
 
+    def _linger(self) -> bool:
+        with self.lock:
+            may = self.slow < MOST_SLOW
+            self.slow += may
+            return may
+
     def close(self) -> None:
-        """End every worker."""
+        """End the nursery and every worker."""
         with self.lock:
             self.closed = True
             workers, self.idle = list(self.alive), []
             self.alive.clear()
+            nursery, self.nursery = self.nursery, None
         for worker in workers:
             worker.kill()
+        if nursery is not None:
+            nursery.close()
 
 
 _pools: dict[tuple[str, int], Pool] = {}
@@ -200,15 +255,16 @@ def close() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the parent's workers are not ours; close our copies of their pipes."""
+    """In a forked child: the parent's workers are not ours; only our copies of their sockets are closed."""
     global _pools_lock
     _pools_lock = threading.Lock()
     for each in _pools.values():
         for worker in each.alive:
-            for pipe in (worker.process.stdin, worker.process.stdout):
-                if pipe is not None:
-                    os.close(pipe.fileno())
-            worker.process.returncode = 0
+            os.close(worker.handle)
+            worker.end.close()
+        if each.nursery is not None:
+            each.nursery.control.close()
+            each.nursery.process.returncode = 0
     _pools.clear()
 
 

@@ -21,9 +21,9 @@ from typing import Any
 from gspo.rewards import killable
 from gspo.rewards.answers import find_answer, last_box
 from gspo.rewards.compare import Comparer
+from gspo.rewards.nodes import Leaf, Many, Node, Nothing, squeeze
 from gspo.rewards.normalise import normalise
 from gspo.rewards.rational import too_big
-from gspo.rewards.nodes import Leaf, Many, Node, Nothing, squeeze
 from gspo.rewards.structure import read
 from gspo.types import Prompt, Reward, Rollout, Verdict
 
@@ -207,3 +207,12 @@ def math_reward(
 def close() -> None:
     """End every worker process."""
     killable.close()
+
+
+def grade_row(row: dict[str, Any], *, lenient: bool = False, workers: int = 2) -> dict[str, Any]:
+    """One row of `gspo-grade`: `id, gold, response` (and `finish`) to `id, verdict, reward, reason, path`."""
+    truncated = row.get("finish", "stop") != "stop"
+    judged = verify(row["gold"], row["response"], truncated=truncated, lenient=lenient, workers=workers)
+    reward = None if judged.verdict == "verifier failed" else float(judged.verdict == "ok")
+    verdict = judged.verdict.replace(" ", "_")
+    return {"id": row["id"], "verdict": verdict, "reward": reward, "reason": judged.reason, "path": judged.path}

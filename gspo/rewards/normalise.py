@@ -13,7 +13,30 @@ from gspo.rewards.answers import group_end, last_box
 
 GREEK = {
     unicodedata.lookup(f"GREEK SMALL LETTER {name.upper()}"): f"\\{name.replace('lamda', 'lambda')} "
-    for name in "alpha beta gamma delta epsilon zeta eta theta iota kappa lamda mu nu xi pi rho sigma tau phi chi psi omega".split()
+    for name in [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "epsilon",
+        "zeta",
+        "eta",
+        "theta",
+        "iota",
+        "kappa",
+        "lamda",
+        "mu",
+        "nu",
+        "xi",
+        "pi",
+        "rho",
+        "sigma",
+        "tau",
+        "phi",
+        "chi",
+        "psi",
+        "omega",
+    ]
 }
 SYMBOLS = GREEK | {
     "−": "-", "–": "-", "—": "-", "‒": "-", "﹣": "-", "－": "-", "‐": "-", "‑": "-", "➖": "-",
@@ -42,9 +65,36 @@ DROPPED = re.compile(
 SPACES = re.compile(
     r"\\(?:quad|qquad|enspace|thinspace|medspace|thickspace|space|hspace\*?\{[^}]*\}|hskip|phantom\{[^}]*\}|[,;: ])(?![A-Za-z](?<=\\[a-z]))|~"
 )
-NAMES = (
-    "arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc log ln exp pi infty sqrt theta alpha beta gamma delta lambda mu sigma omega phi"
-).split()
+NAMES = [
+    "arcsin",
+    "arccos",
+    "arctan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "log",
+    "ln",
+    "exp",
+    "pi",
+    "infty",
+    "sqrt",
+    "theta",
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "lambda",
+    "mu",
+    "sigma",
+    "omega",
+    "phi",
+]
 RELATIONS = (
     (r"\\(?:leqslant|leqq|leq|le)(?![A-Za-z])", r"\\le "), (r"\\(?:geqslant|geqq|geq|ge)(?![A-Za-z])", r"\\ge "),
     (r"\\(?:neq|ne)(?![A-Za-z])|\\not\s*=", r"\\ne "), (r"\\lt(?![A-Za-z])", "<"), (r"\\gt(?![A-Za-z])", ">"),

@@ -40,7 +40,9 @@ UNIT_TAIL = re.compile(
 )
 MONEY = r"dollars?|euros?|pounds?|yen|cents?|USD|US dollars?|Rs\.?|EUR"
 CURRENCY = re.compile(rf"(?P<sign>[-+]?)\s*\\text\{{(?P<unit>{MONEY})\}}\s*(?P<body>[-+\d.(\\].*)", re.DOTALL)
-PERCENT = re.compile(r"(?P<body>.*?)\s*(?:\\?%|\\text\{\s*(?:percents?|percentages?|pct|per cent|%)\s*\})\s*", re.DOTALL)
+PERCENT = re.compile(
+    r"(?P<body>.*?)\s*(?:\\?%|\\text\{\s*(?:percents?|percentages?|pct|per cent|%)\s*\})\s*", re.DOTALL
+)
 CHOICE = re.compile(
     r"\\text\{\s*(?:(?:option|choice|answer)\s*)?(?:\((?P<a>[A-J])\)|(?P<b>[A-J])[).:])\s*(?P<words>[^{}]*)\}[).:]?(?P<after>.*)"
     r"|(?:\((?P<c>[A-J])\)|(?P<d>[A-J])\s*[).:](?!\d))\s*(?P<content>.*)"
@@ -50,7 +52,9 @@ CHOICE = re.compile(
 MATRICES = r"[pbBvV]?matrix|smallmatrix|array|cases|aligned|align\*?|gathered"
 ENVIRONMENT = re.compile(rf"[\[(|]?\s*\\begin\{{({MATRICES})\}}(.*)\\end\{{\1\}}\s*[\])|.]?", re.DOTALL)
 BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "eight": 8, "ten": 10, "sixteen": 16}
-BASED = re.compile(rf"(?:\\text\{{)?([0-9A-Fa-f]+)\}}?\s*_\s*\{{?\s*(?:\\text\{{)?(\d{{1,2}}|{'|'.join(BASES)})\}}?\s*\}}?")
+BASED = re.compile(
+    rf"(?:\\text\{{)?([0-9A-Fa-f]+)\}}?\s*_\s*\{{?\s*(?:\\text\{{)?(\d{{1,2}}|{'|'.join(BASES)})\}}?\s*\}}?"
+)
 RELATIONS = ("\\le ", "\\ge ", "\\ne ", "\\approx ", "\\equiv ", "\\in ", "\\subset ", "<", ">", "=")
 COMPARISONS = ("<", ">", "\\le ", "\\ge ", "\\ne ")
 THOUSANDS = re.compile(r"([-+]?)(\d{1,3}(?:,\d{3})+)(\.\d+)?")
@@ -74,7 +78,9 @@ def read(text: str) -> Node:
     if choice := CHOICE.fullmatch(text):
         letter = next(x for x in choice.group("a", "b", "c", "d", "e", "f") if x)
         words = trim(choice.group("words") or "")
-        content = (f"\\text{{{words}}}" if re.search(r"[A-Za-z]", words) else words) + (choice.group("after") or choice.group("content") or "")
+        content = (f"\\text{{{words}}}" if re.search(r"[A-Za-z]", words) else words) + (
+            choice.group("after") or choice.group("content") or ""
+        )
         return Choice(letter, read(content) if trim(content) else None)
     word = re.fullmatch(rf"(?:{TEXT}[\s'\".!-]*)+", text)
     if word and not re.search(r"\\text\{(?:and|or)\}", text):
@@ -106,7 +112,11 @@ def _many(text: str) -> Node:
     if len(parts) < 2:
         return _single(trim(parts[0])) if parts else Nothing("the answer is empty")
     items = _spread([read(part) if separators[-1] == "," else _row(read(part)) for part in parts])
-    bare = [item for item in items if not (isinstance(item, Named) and item.body == Region((regions.LINE,), (), "", "\\mathbb{R}"))]
+    bare = [
+        item
+        for item in items
+        if not (isinstance(item, Named) and item.body == Region((regions.LINE,), (), "", "\\mathbb{R}"))
+    ]
     if len(bare) == 1 < len(items) and isinstance(bare[0], Region):
         return bare[0]
     return regions.conditions(bare, text) or Many(tuple(items), braces=False)
@@ -134,7 +144,9 @@ def _row(node: Node) -> Node:
 
 def _spread(items: list[Node]) -> list[Node]:
     """Items of an inner list (from a plus-minus) belong to the outer one."""
-    return [inner for item in items for inner in (item.items if isinstance(item, Many) and not item.braces else (item,))]
+    return [
+        inner for item in items for inner in (item.items if isinstance(item, Many) and not item.braces else (item,))
+    ]
 
 
 def _single(text: str) -> Node:
