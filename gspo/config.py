@@ -166,6 +166,16 @@ class SweepSettings:
 
 
 @dataclass
+class PlanSettings:
+    device: str | None = None
+    """Device of `gspo-plan`'s sums (h200, h100, ...); null: the one here."""
+    prompt_tokens: int | None = None
+    """Mean prompt length to plan with; null: as long as the context allows."""
+    response_tokens: int | None = None
+    """Mean response length to plan with; null: `sampling.max_tokens`."""
+
+
+@dataclass
 class Run:
     """Schema of conf/train.yaml."""
 
@@ -189,6 +199,7 @@ class Run:
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     sweep: SweepSettings = field(default_factory=SweepSettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)
 
 
 def conf_dir() -> Path:

@@ -33,7 +33,7 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
         directory = Path(run.resume)
         if not directory.is_dir():
             raise ValueError(f"resume={run.resume}: no such run directory; never, auto or an existing one are accepted")
-    if directory.exists() or run.resume not in ("never", "auto"):
+    if directory.exists():
         continued = may_continue(directory, run, plain)
         if continued == "finished":
             print(f"{directory}: finished earlier, skipped")
@@ -42,7 +42,7 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
 
 
 def may_continue(directory: Path, run: Run, plain: dict[str, Any]) -> str:
-    """The status of the run in `directory` when `run` may continue it.
+    """`finished` when the run in `directory` has done all of `train.steps`, else `unfinished`.
 
     Raises ValueError when it may not: `resume=never`, no run there, or another configuration.
     """
@@ -53,7 +53,7 @@ def may_continue(directory: Path, run: Run, plain: dict[str, Any]) -> str:
     if changed:
         raise ValueError(f"{directory}: has another configuration ({'; '.join(changed)}); it is left as it is")
     done = status == "finished" and run_dir.read_config(directory)["train"]["steps"] >= run.train.steps
-    return "finished" if done else status
+    return "finished" if done else "unfinished"
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
@@ -118,7 +118,7 @@ def _train(
             traceback.print_exc()
         print(f"gspo-train: {type(error).__name__}: {error} (run directory {directory})", file=sys.stderr)
         return 1
-    print(f"run directory: {directory}\npicture: {summarize(directory)}")
+    summarize(directory)
     return 0
 
 
