@@ -1,0 +1,277 @@
+"""The cold start: supervised training of a tiny model on reference solutions, up to a target pass rate.
+
+Chains grow by level. Training stops as soon as the model answers the target share of the data setting right when it
+samples, so that reinforcement learning starts from a policy that is right sometimes and wrong sometimes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gspo.data import Row, Source, open_source
+from gspo.pass_rate import PassRate, measure
+from gspo.pretrained import character_tokenizer
+from gspo.sft_config import SftConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+RECORD = "cold_start.json"
+RUNNING_MEAN = 0.9
+"""Weight of the past in the running accuracy of a level."""
+
+
+class PassRateNotReached(RuntimeError):
+    """Training gave up after `sft.max_updates`."""
+
+
+def run(config: SftConfig, *, command: str = "gspo-sft") -> Path:
+    """Train from scratch as `config` says and save a transformers directory in bfloat16; returns it.
+
+    One thread, seeded: the same settings, machine and versions give the same weights. `command` goes into the record.
+    Raises ValueError for wrong settings before anything is trained, PassRateNotReached when the target is out of reach.
+    """
+    check(config)
+    torch.set_num_threads(1)
+    torch.manual_seed(config.seed)
+    started = time.perf_counter()
+    tokenizer = character_tokenizer()
+    model = from_scratch(config, tokenizer)
+    with Display(config.sft.max_updates, config.sft.target_pass_rate) as display:
+        updates = train(model, tokenizer, config, display)
+    model.to(torch.bfloat16).to(torch.float32)  # pyright: ignore  (what is measured is what is saved)
+    rate = measured(model, tokenizer, config, chains(config, seed=config.seed), 0, config.sft.record_prompts)
+    record = {
+        "command": command,
+        "seed": config.seed,
+        "pass_rate": rate.mean,
+        "mixed_groups": rate.mixed,
+        "by_terms": rate.by_terms,
+        "prompts": config.sft.record_prompts,
+        "group_size": config.train.group_size,
+        "temperature": config.sampling.temperature,
+        "data": config.data,
+        "updates": updates,
+        "seconds": round(time.perf_counter() - started, 1),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+    return save(model, tokenizer, Path(config.output), record)
+
+
+def check(config: SftConfig) -> None:
+    """Raise ValueError when the output exists, or model and data are not fit to be trained from scratch."""
+    if Path(config.output).exists():
+        raise ValueError(f"output={config.output}: exists; it is left as it is, choose another")
+    if "model_type" not in (config.model.init or {}):
+        raise ValueError(
+            f"model.init={config.model.init}: model_type and its keywords are needed to start from scratch"
+        )
+    if config.model.chat_template:
+        raise ValueError("model.chat_template=true: the character tokenizer has no template; false is accepted")
+    if not {"min_terms", "max_terms"} <= config.data.keys() or "solution" not in chains(config, 2, 2).row(0).meta:
+        raise ValueError(f"data._target_={config.data.get('_target_')}: min_terms, max_terms and solutions are needed")
+    sft = config.sft
+    for key, value, low, high in (
+        ("sft.target_pass_rate", sft.target_pass_rate, 0, 1),
+        ("sft.level_accuracy", sft.level_accuracy, 0, 1),
+        ("sft.first_terms", sft.first_terms, 2, config.data["max_terms"]),
+        ("sft.batch", sft.batch, 2, sys.maxsize),
+        ("train.group_size", config.train.group_size, 2, sys.maxsize),
+    ):
+        if not low <= value <= high:
+            raise ValueError(f"{key}={value}: {low} to {high} is accepted")
+
+
+def chains(config: SftConfig, low: int | None = None, high: int | None = None, *, seed: int = 0) -> Source:
+    """The data setting, or the same chains with another range of lengths."""
+    data = {key: value for key, value in config.data.items() if key != "stages"}
+    lengths = {} if low is None else {"min_terms": low, "max_terms": high}
+    return open_source(data | lengths, seed=seed)[0].source
+
+
+def from_scratch(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """A model of transformers' keywords `model.init`, float32, its weights drawn from torch's generator."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    experts = config.model.experts_implementation
+    more = {} if experts is None else {"experts_implementation": experts}
+    try:
+        shape = AutoConfig.for_model(**(config.model.init or {}), **ids)
+        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, **more)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"model.init={config.model.init}: {error}") from error
+    for name, value in ids.items():
+        setattr(model.generation_config, name, value)
+    return model
+
+
+def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: SftConfig, display: Display) -> int:
+    """Cross-entropy on reference solutions, level by level, until the target pass rate; returns the updates made."""
+    sft, optim = config.sft, config.optim
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=optim.lr,
+        betas=(optim.betas[0], optim.betas[1]),
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+    )
+    seed = -1 - config.seed  # not the chains that a run with the same seed is shown
+    probe = chains(config, seed=seed)
+    level, accuracy = sft.first_terms, 0.0
+    own, upto = chains(config, level, level, seed=seed), chains(config, 2, level, seed=seed)
+    for update in range(1, sft.max_updates + 1):
+        first = update * sft.batch
+        rows = [(own if i % 2 else upto).row(first + i) for i in range(sft.batch)]
+        for group in optimizer.param_groups:
+            group["lr"] = optim.lr * min(1.0, update / max(optim.warmup_steps, 1))
+        loss, right = step(model, tokenizer, rows, optimizer, config)
+        accuracy = RUNNING_MEAN * accuracy + (1 - RUNNING_MEAN) * right[1::2].float().mean().item()
+        display.update(update, level, loss, accuracy)
+        if level >= config.data["min_terms"] and update % sft.measure_every == 0:
+            rate = measured(model, tokenizer, config, probe, first, config.train.prompts_per_step)
+            display.measured(update, rate)
+            if rate.mean >= sft.target_pass_rate:
+                return update
+        if accuracy > sft.level_accuracy and level < config.data["max_terms"]:
+            level, accuracy = level + 1, 0.0
+            own, upto = chains(config, level, level, seed=seed), chains(config, 2, level, seed=seed)
+    raise PassRateNotReached(f"sft.max_updates={sft.max_updates}: the pass rate is below {sft.target_pass_rate} still")
+
+
+def step(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    optimizer: torch.optim.Optimizer,
+    config: SftConfig,
+) -> tuple[float, Tensor]:
+    """One optimiser step on the mean cross-entropy of all solution tokens; returns it (nats), and which rows are right.
+
+    Right `[rows]` bool: every token of the solution is the likeliest after those before it.
+    """
+    model.train()
+    optimizer.zero_grad(set_to_none=True)
+    batches = list(micro_batches(tokenizer, rows, config.trainer.micro_batch_tokens))
+    tokens = sum(int((targets >= 0).sum()) for _, _, targets in batches)
+    loss, right = 0.0, torch.zeros(len(rows), dtype=torch.bool)
+    for where, inputs, targets in batches:
+        logits = model(input_ids=inputs, use_cache=False).logits
+        part = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / tokens
+        part.backward()
+        loss += part.item()
+        right[where] = ((logits.argmax(-1) == targets) | (targets < 0)).all(-1)
+    limit = float("inf") if config.optim.grad_clip is None else config.optim.grad_clip
+    torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    optimizer.step()
+    return loss, right
+
+
+def micro_batches(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], budget: int
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Rows by length in parts of at most `budget` padded tokens: (their numbers, inputs [b, T], targets [b, T]).
+
+    A target is -100 in the prompt and in the padding, which is on the right, where causal attention never looks.
+    """
+    prompts = [tokenizer.encode(row.prompt) for row in rows]
+    solutions = [[*tokenizer.encode(row.meta["solution"], add_special_tokens=False), _eos(tokenizer)] for row in rows]
+    whole = [prompt + solution for prompt, solution in zip(prompts, solutions, strict=True)]
+    order = sorted(range(len(rows)), key=lambda i: -len(whole[i]))
+    while order:
+        width = len(whole[order[0]])
+        part, order = order[: max(budget // width, 1)], order[max(budget // width, 1) :]
+        inputs = torch.zeros(len(part), width - 1, dtype=torch.int64)
+        targets = torch.full((len(part), width - 1), -100)
+        for place, i in enumerate(part):
+            start, end = len(prompts[i]) - 1, len(whole[i]) - 1
+            inputs[place, :end] = torch.tensor(whole[i][:-1])
+            targets[place, start:end] = torch.tensor(solutions[i])
+        yield part, inputs, targets
+
+
+def measured(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: SftConfig,
+    source: Source,
+    first: int,
+    prompts: int,
+) -> PassRate:
+    """The pass rate on `prompts` rows from row `first` on, sampled as the settings say."""
+    model.eval()
+    return measure(
+        model,
+        tokenizer,
+        [source.row(first + i) for i in range(prompts)],
+        group_size=config.train.group_size,
+        max_tokens=config.sampling.max_tokens,
+        temperature=config.sampling.temperature,
+        seed=config.seed + first,
+    )
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Path, record: dict[str, Any]) -> Path:
+    """Model, tokenizer and record (with the hash of the weights) in `target`, which appears whole or not at all."""
+    scratch = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(scratch)  # pyright: ignore
+    tokenizer.save_pretrained(scratch)
+    digest = hashlib.sha256((scratch / "model.safetensors").read_bytes()).hexdigest()
+    (scratch / RECORD).write_text(json.dumps(record | {"sha256": digest}, indent=2) + "\n", encoding="utf-8")
+    return scratch.rename(target)
+
+
+def _eos(tokenizer: PreTrainedTokenizerBase) -> int:
+    assert isinstance(tokenizer.eos_token_id, int)
+    return tokenizer.eos_token_id
+
+
+class Display:
+    """A progress bar on a terminal, a line for each measurement elsewhere; on stderr."""
+
+    def __init__(self, max_updates: int, target: float):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("supervised"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} updates  {task.fields[said]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=max_updates, said="")
+        self._target, self._level = target, ""
+
+    def __enter__(self) -> Display:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def update(self, update: int, level: int, loss: float, accuracy: float) -> None:
+        """An update was made."""
+        self._level = f"{level} terms, loss {loss:.3f}, accuracy {accuracy:.2f}"
+        self._bar.update(self._task, completed=update, said=self._level)
+
+    def measured(self, update: int, rate: PassRate) -> None:
+        """The pass rate was measured."""
+        line = (
+            f"update {update}: {self._level}, pass rate {rate.mean:.3f} of {self._target:.2f}, mixed {rate.mixed:.2f}"
+        )
+        self._console.print(line, highlight=False, soft_wrap=True)
