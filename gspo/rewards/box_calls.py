@@ -1,7 +1,8 @@
 """Runs inside a box: both ends of a call. The solution's end answers requests; the test's end has stubs that send them.
 
 One request and one answer a line, tagged JSON. Objects that are not plain values stay in the solution's process; the
-test's end may hold them, pass them back, read them as a list and call their methods, but never compares them.
+test's end may hold them, pass them back, read them as a list, call them and use their attributes, but never compares
+them.
 """
 
 import builtins
@@ -31,8 +32,8 @@ def _write(fd, text, write=os.write):
 def answer_calls(module, requests, results, encode=tagged.encode, decode=tagged.decode):
     """Call what each request names until there are no more requests.
 
-    Request {"n", "of": object index or None, "path": dotted names, "args", "kw", "objects": may others than plain
-    values be kept here}; answer {"n", "v": value} or {"n", "x": [exception type, text]}.
+    Request {"n", "op", "of": object index or None for the module, "name", "args", "kw", "objects": whether others than
+    plain values may be kept here}; answer {"n", "v": value} or {"n", "x": [exception type, text]}.
     """
     objects = []
 
@@ -44,27 +45,32 @@ def answer_calls(module, requests, results, encode=tagged.encode, decode=tagged.
         request = decode(line, lambda index, name: objects[index])
         try:
             start = module if request["of"] is None else objects[request["of"]]
-            value = _call(start, request)
+            value = _do(start, request)
             answer = encode({"n": request["n"], "v": value}, keep if request["objects"] else None)
         except BaseException as error:
             answer = encode({"n": request["n"], "x": [type(error).__name__, _text(error)]})
         _write(results, answer)
 
 
-def _call(start, request):
-    if request["path"] == "[]":
+def _do(start, request):
+    op, name, args = request["op"], request["name"], request["args"]
+    if op == "list":
         return list(start)
+    if op == "get":
+        return getattr(start, name)
+    if op == "set":
+        return setattr(start, name, *args)
     found = start
-    for name in request["path"].split("."):
+    for part in name.split(".") if name else ():
         if isinstance(found, type):
             found = found()
         try:
-            found = getattr(found, name)
+            found = getattr(found, part)
         except AttributeError:
             if found is start:
-                raise NameError(f"name {name!r} is not defined") from None
+                raise NameError(f"name {part!r} is not defined") from None
             raise
-    return found(*request["args"], **request["kw"])
+    return found(*args, **request["kw"])
 
 
 def _text(error):
@@ -79,10 +85,11 @@ class _Channel:
         self.lines, self.results = _lines(requests), results
         self.calls, self.raised = 0, False
 
-    def ask(self, of, path, args, kw):
+    def ask(self, op, of, name, args=(), kw=()):
         """The solution's answer; raises what the solution raised, as the built-in exception of that name."""
         self.calls += 1
-        request = {"n": self.calls, "of": of, "path": path, "args": list(args), "kw": kw, "objects": True}
+        request = {"n": self.calls, "op": op, "of": of, "name": name, "args": list(args), "kw": dict(kw)}
+        request["objects"] = True
         _write(self.results, tagged.encode(request, _index_of))
         answer = tagged.decode(next(self.lines), lambda index, name: _Remote(self, index, name))
         if "x" not in answer:
@@ -99,28 +106,34 @@ class _Channel:
 
 
 class _Stub:
-    """A function of the solution, or a method of one of its objects."""
+    """A function of the solution."""
 
-    def __init__(self, channel, of, path):
-        self.__channel, self.__of, self.__path = channel, of, path
+    def __init__(self, channel, name):
+        self.__channel, self.__name = channel, name
 
     def __call__(self, *args, **kw):
-        return self.__channel.ask(self.__of, self.__path, args, kw)
+        return self.__channel.ask("call", None, self.__name, args, kw)
 
 
 class _Remote:
     """An object that stays in the solution's process; equal to nothing but itself."""
 
     def __init__(self, channel, index, name):
-        self._channel, self._index, self._name = channel, index, name
+        self.__dict__.update(_channel=channel, _index=index, _name=name)
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Stub(self._channel, self._index, name)
+        return self._channel.ask("get", self._index, name)
+
+    def __setattr__(self, name, value):
+        self._channel.ask("set", self._index, name, (value,))
+
+    def __call__(self, *args, **kw):
+        return self._channel.ask("call", self._index, "", args, kw)
 
     def __iter__(self):
-        return iter(self._channel.ask(self._index, "[]", (), {}))
+        return iter(self._channel.ask("list", self._index, ""))
 
 
 def _index_of(value):
@@ -136,7 +149,10 @@ def run_test(code, head, requests, results):
     the solution `raised`.
     """
     channel = _Channel(requests, results)
-    space: dict[str, Any] = {name: _Stub(channel, None, path) for name, path in head["names"].items()}
+    space: dict[str, Any] = {name: _Stub(channel, path) for name, path in head["names"].items()}
+    space |= {name: __import__(name) for name in head["modules"]}
+    if "random" in sys.modules:
+        sys.modules["random"].seed(0)  # the same test each time
     space["__name__"] = "__main__"
     try:
         exec(compile(code, "test.py", "exec", dont_inherit=True), space)

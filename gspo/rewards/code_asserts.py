@@ -9,11 +9,17 @@ from __future__ import annotations
 import ast
 import builtins
 import secrets
+import sys
 from typing import Any
 
 from gspo.rewards import tagged
 from gspo.rewards.box import Report
 from gspo.rewards.code_tests import Boxes, DataError, Job, Outcome, ending, limits_of, shared_imports
+
+_MODULES = frozenset(
+    {"sys", "math", "re", "random", "string", "itertools", "functools", "collections", "copy", "heapq"}
+)
+"""Modules that test code may use without importing them (the solution had imported them when the test was written)."""
 
 
 def judge_assert(job: Job, boxes: Boxes, program: bytes, test: dict[str, Any]) -> Outcome:
@@ -23,9 +29,9 @@ def judge_assert(job: Job, boxes: Boxes, program: bytes, test: dict[str, Any]) -
     trusted, box = boxes.get_trusted(), boxes.get_solution()
     box.begin("call", program, imports=shared_imports(job.program), **limits)
     more = {**limits, "cpu": limits["cpu"] + 5, "wall": limits["wall"] + 5, "output": 4 * limits["output"]}
-    trusted.begin(
-        "test", test["code"].encode(), nonce=nonce, names=_names(test), imports=shared_imports(test["code"]), **more
-    )
+    names, modules = _names(test)
+    head = {"nonce": nonce, "names": names, "modules": modules, "imports": shared_imports(test["code"])}
+    trusted.begin("test", test["code"].encode(), **head, **more)
     ended: Report | None = None
     final: dict[str, Any] | None = None
     while isinstance(said := trusted.next(), bytes):
@@ -67,14 +73,21 @@ def _judge_final(final: dict[str, Any] | None, nonce: str, report: Report, limit
     return "error", final["raised"]
 
 
-def _names(test: dict[str, Any]) -> dict[str, str]:
-    """Names that mean the solution's functions in the test code: the one under test, and all that are no built-ins."""
-    loaded = {
-        node.id
-        for node in ast.walk(ast.parse(test["code"]))
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hasattr(builtins, node.id)
-    }
-    names = {name: name for name in loaded}
+def _names(test: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """What names in the test code mean: functions of the solution (name, path there), and modules not imported.
+
+    The solution has no say in it: a function that it calls `abs` or `all` is not the test's. Only where the test code
+    uses no other name can the function under test be called like a built-in one.
+    """
+    tree = ast.parse(test["code"])
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    loaded = dict.fromkeys(node.id for node in nodes)
+    names = {name: name for name in loaded if not hasattr(builtins, name) and name not in sys.stdlib_module_names}
+    modules = [name for name in loaded if name in _MODULES]
     if "fn" in test:
         names |= {"candidate": test["fn"], test["fn"].split(".")[-1]: test["fn"]}
-    return names
+    elif not names:
+        called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        first = next((func.id for func in called if isinstance(func, ast.Name)), None)
+        names = {first: first} if first else {}
+    return names, modules

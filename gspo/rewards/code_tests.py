@@ -171,7 +171,7 @@ def judge_call(job: Job, boxes: Boxes, program: bytes, test: dict[str, Any]) -> 
     limits = limits_of(job, test)
     box = boxes.get_solution()
     box.begin("call", program, imports=shared_imports(job.program), **limits)
-    request = {"n": 1, "of": None, "path": test["fn"], "args": test["args"], "kw": test.get("kwargs", {})}
+    request = {"n": 1, "op": "call", "of": None, "name": test["fn"], "args": test["args"], "kw": test.get("kwargs", {})}
     box.tell(tagged.encode({**request, "objects": False}).encode())
     said = box.next()
     report = said if isinstance(said, Report) else box.end()

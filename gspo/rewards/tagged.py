@@ -1,9 +1,9 @@
 """Values as one line of JSON with tags for what JSON lacks: how arguments enter a box and results leave it.
 
 null, true, false, strings, lists, integers below 2^53 and finite floats stand for themselves; `{"i": hex}` integer,
-`{"f": text}` nan or inf, `{"t": []}` tuple, `{"s": []}` set, `{"z": []}` frozenset, `{"d": [[k, v]]}` dict,
-`{"b": hex}` bytes, `{"c": [re, im]}` complex, `{"o": [index, type name]}` an object that stays inside the box.
-Decoding builds plain values only and runs no code of the sender.
+`{"f": text}` nan or inf, `{"t": []}` tuple, `{"s": []}` set, `{"z": []}` frozenset, `{"d": [[k, v]]}` dict, `{"b":
+hex}` bytes, `{"c": [re, im]}` complex, `{"y": name}` one of these types, `{"o": [index, type name]}` an object that
+stays inside the box. Decoding builds plain values only and runs no code of the sender.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_DEPTH = 150
+
+
+_PLAIN = (int, float, str, bool, list, tuple, dict, set, frozenset, bytes, complex, type(None))
+_TYPES = {cls.__name__: cls for cls in _PLAIN}
 
 
 class _Strict:
@@ -80,6 +84,8 @@ def _pack(value: Any, keep: Any, depth: int) -> Any:
         return {"b": bytes(value).hex()}
     if isinstance(value, complex):
         return {"c": [_pack(value.real, keep, depth), _pack(value.imag, keep, depth)]}
+    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+        return {"y": value.__name__}
     if keep is None:
         raise TypeError(f"{kind.__name__} is not a plain value")
     return {"o": [keep(value), kind.__name__]}
@@ -110,6 +116,8 @@ def _unpack(value: Any, find: Any, depth: int) -> Any:
         return int(body, 16)
     if tag == "f":
         return {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}[body]
+    if tag == "y":
+        return _TYPES[body]
     if tag == "b":
         return bytes.fromhex(body)
     if tag == "c":
