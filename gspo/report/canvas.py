@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,6 @@ STYLE: Any = {
     "legend.frameon": False,
     "figure.dpi": 100,
     "savefig.dpi": 200,
-    "savefig.bbox": "tight",
-    "savefig.pad_inches": 0.05,
 }
 
 
@@ -62,12 +61,48 @@ def panels(rows: int, columns: int, *, width: float = 3.4, height: float = 2.6) 
 
 def save(figure: Figure, folder: Path, name: str) -> str:
     """Write NAME.svg and NAME.png, without date; returns the SVG's text."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once; each file would do it again
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
     svg = "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
     (folder / f"{name}.svg").write_text(svg, encoding="utf-8", newline="\n")
     figure.savefig(folder / f"{name}.png", format="png", metadata={"Software": None})
     return svg
+
+
+def log_axis(ax: Axes, which: str) -> None:
+    """A logarithmic axis with plain numbers; 1, 2, 5 where it spans under two decades. Call after plotting."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    getattr(ax, f"set_{which}scale")("log")
+    axis = getattr(ax, f"{which}axis")
+    low, high = axis.get_view_interval()
+    subs = (
+        (1.0,) if high / low > 60 else (1.0, 2.0, 5.0) if high / low > 6 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    )
+    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def share_axis(ax: Axes, smallest: float, top: float = 1.0) -> None:
+    """A y-axis of shares: logarithmic down to about `smallest` (> 0), linear from there to 0, which it shows."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    foot = 10.0 ** math.floor(math.log10(min(max(smallest, 1e-9), 0.01)))
+    ax.set_yscale("symlog", linthresh=foot, linscale=0.6)
+    ax.set_ylim(-0.12 * foot, 1.6 * max(top, foot))
+    decades = [10.0**k for k in range(round(math.log10(foot)), 1)]
+    ax.yaxis.set_major_locator(FixedLocator([0.0, *decades]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def smallest_positive(values: Any) -> float:
+    """The least value above 0; 0.01 when there is none."""
+    x = np.asarray(list(values), dtype=np.float64)
+    return float(x[x > 0].min()) if (x > 0).any() else 0.01
 
 
 def colours(names: Sequence[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gspo.report.statistics import Interval, mean_interval
 from gspo.report.summary import CLIPS, generator
 from gspo.report.tables import Table
 
-SEQUENCE_EPS = tuple(float(f"{m}e{e}") for e in range(-6, 0) for m in (1, 1.5, 2, 3, 4, 5, 7))
+SEQUENCE_EPS = tuple(float(f"{m}e{e}") for e in range(-6, -1) for m in (1, 1.5, 2, 3, 4, 5, 7))
 """Symmetric sequence-level ranges of the curve."""
 Range = tuple[float | None, float | None, str, str]
 """eps_L, eps_R, level, what it is."""
@@ -31,7 +31,8 @@ def build(paths: Sequence[Path], out: Path, more: Sequence[tuple[float, float]])
     Raises ValueError when no run kept sequences/, or a range cannot be counted.
     """
     runs = [read_run(run, path) for path in paths for run in find_runs(path)]
-    grouping.assign(runs, grouping.swept_keys(runs) if runs else ())
+    order = grouping.assign(runs, grouping.swept_keys(runs) if runs else ())
+    runs.sort(key=lambda run: (order.index(run.arm), run.seed if run.seed is not None else -1, run.name))
     loaded = [(run, rows) for run in runs if (rows := clip.load(run)) is not None and rows.n]
     if not loaded:
         raise ValueError(f"no run with sequences/*.parquet in {', '.join(str(path) for path in paths)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gspo.report.canvas import colours, legend_below, letters, markers, panels
+from gspo.report.canvas import colours, legend_below, letters, markers, panels, share_axis, smallest_positive
 from gspo.report.claims import ALPHA
 from gspo.report.curves import AXES, Curve, held_out, training
 from gspo.report.statistics import Interval, iqm_interval, mean_interval
@@ -73,7 +73,7 @@ def _score_title(score: str) -> str:
 
 
 def clip_fractions(summary: Summary) -> tuple[Figure, Curves] | None:
-    """The paper's Figure 2: share of clipped tokens (and responses) per arm, log scale, and the ratio of two arms."""
+    """The paper's Figure 2: share of clipped tokens (and responses) per arm, log scale, ratio of two arms."""
     names = [n for n in ("clip/token_binding", "clip/seq_binding") if n in summary.clips]
     if not names:
         return None
@@ -91,25 +91,22 @@ def clip_fractions(summary: Summary) -> tuple[Figure, Curves] | None:
 
 
 def _bars(ax: Axes, summary: Summary, name: str) -> None:
-    """Bars of means with their intervals and the seeds as points; zero is drawn at the foot of the log axis."""
+    """Bars of means with their intervals and the seeds as points."""
     tint = colours(summary.arms)
     values = {arm: list(summary.clips[name].get(arm, {}).values()) for arm in summary.arms}
-    positive = [v for group in values.values() for v in group if v > 0]
-    foot = 10 ** math.floor(math.log10(min(positive)) - 0.3) if positive else 1e-6
     for i, arm in enumerate(summary.arms):
         m = mean_interval(values[arm], generator())
         if not m.n:
             continue
-        ax.bar(i, max(m.value, foot), width=0.62, color=tint[arm], alpha=0.85)
+        ax.bar(i, m.value, width=0.62, color=tint[arm], alpha=0.85)
         if not math.isnan(m.low):
-            ax.plot([i, i], [max(m.low, foot), max(m.high, foot)], color="black", linewidth=1.3)
+            ax.plot([i, i], [max(m.low, 0.0), m.high], color="black", linewidth=1.3)
         spots = i + np.linspace(-0.2, 0.2, m.n) if m.n > 1 else np.array([float(i)])
-        ax.plot(spots, np.maximum(values[arm], foot), ".", color="black", markersize=3.5, alpha=0.55)
+        ax.plot(spots, values[arm], ".", color="black", markersize=3.5, alpha=0.55)
         top = max([m.value, *values[arm], *([] if math.isnan(m.high) else [m.high])])
-        ax.annotate(number(m.value), (i, max(top, foot)), xytext=(0, 4), textcoords="offset points", ha="center",
-                    fontsize=8)  # fmt: skip
-    ax.set_yscale("log")
-    ax.set_ylim(foot, min(10.0, max([foot * 10, *positive]) * 4))
+        ax.annotate(number(m.value), (i, top), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=8)
+    every = [v for group in values.values() for v in group]
+    share_axis(ax, smallest_positive(every), 2 * max(every, default=0.5))
     ax.set_xticks(range(len(summary.arms)), [f"{arm}\n(n={len(values[arm])})" for arm in summary.arms],
                   **_slant(summary.arms))  # fmt: skip
     ax.grid(axis="x", visible=False)
@@ -161,6 +158,7 @@ def final(summary: Summary) -> tuple[Figure, Curves] | None:
             ax.plot(values, np.full(len(values), y - 0.22), ".", color=tint[arm], markersize=4, alpha=0.6)
             _whisker(ax, mean_interval(values, generator()), y, tint[arm], "o", "mean" if i == 0 else None)
             _whisker(ax, iqm_interval(values, generator()), y + 0.22, tint[arm], "D", "IQM" if i == 0 else None)
+        ax.set_ylim(-len(summary.arms) + 0.45, 0.55)
         counts = [len(summary.scores[score].get(arm, {})) for arm in summary.arms]
         names = [f"{arm} (n={n})" for arm, n in zip(summary.arms, counts, strict=True)]
         ax.set_yticks([-float(i) for i in range(len(names))], names)

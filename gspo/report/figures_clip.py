@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gspo.report.canvas import colours, legend_below, letters, markers, panels
+from gspo.report.canvas import colours, legend_below, letters, log_axis, markers, panels, share_axis, smallest_positive
 from gspo.report.collect import Run
 from gspo.report.statistics import Interval, mean_interval
 from gspo.report.summary import Stratum, Summary, clip_range_of, generator, moves_clip
@@ -36,9 +36,9 @@ def clip_map(summary: Summary) -> tuple[Figure, list[Any]] | None:
         for family in families:
             points = _by_range(summary, family, table, edge)
             _line(ax, points, tint[family], mark[family], family)
-        ax.set_xscale("log")
+        log_axis(ax, "x")
         if score.startswith("clip/"):
-            ax.set_yscale("symlog", linthresh=1e-4)
+            _shares(ax, [v for by_seed in table.values() for v in by_seed.values()])
         if any(eps is None for eps in ranged):
             ax.axvline(edge, color="#999999", linewidth=0.8, linestyle=":")
             ax.annotate("no clip", (edge, 1.0), xycoords=("data", "axes fraction"), ha="right", va="top", fontsize=7,
@@ -89,21 +89,27 @@ def lengths(summary: Summary) -> tuple[Figure, list[Any]] | None:
     for ax, field, title in zip(axes, fields, titles, strict=True):
         for arm in summary.arms:
             rows = [s for s in summary.strata if s.arm == arm and getattr(s, field).n]
-            points = [(_middle(s), getattr(s, field)) for s in rows]
+            aside = 1 + 0.02 * (summary.arms.index(arm) - (len(summary.arms) - 1) / 2)
+            points = [(_middle(s) * aside, getattr(s, field)) for s in rows]
             slope = summary.exponents.get(arm)
             label = f"{arm}: exponent {_exponent(slope)}" if slope is not None else arm
             _line(ax, points, tint[arm], mark[arm], label)
-        ax.set_xscale("log")
         if field == "spread":
-            ax.set_yscale("log")
             _guide(ax, summary)
+            log_axis(ax, "y")
         if field == "clipped":
-            ax.set_yscale("symlog", linthresh=1e-3)
+            _shares(ax, [s.clipped.value for s in summary.strata if s.clipped.n])
+        log_axis(ax, "x")
         ax.set_xlabel("response length (trained tokens)")
         ax.set_title(title)
     letters(axes)
     legend_below(figure, axes[1], columns=3)
     return figure, []
+
+
+def _shares(ax: Axes, values: Sequence[float]) -> None:
+    """The y-axis of a clip fraction."""
+    share_axis(ax, smallest_positive(values), min(1.0, 1.5 * max(values, default=0.5)))
 
 
 def _middle(s: Stratum) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gspo.report import clip, lengths
-from gspo.report.canvas import colours, legend_below, letters, markers, panels
+from gspo.report.canvas import colours, legend_below, letters, log_axis, markers, panels, share_axis
 from gspo.report.clip import PAPER, Updates
 from gspo.report.statistics import mean_interval
 from gspo.report.summary import generator
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FLOOR = 1e-6
+FLOOR = 1e-5
+"""Shares under it are drawn on a linear scale down to 0."""
 
 
 def draw(all_rows: Sequence[Updates], edges: Any, sequence_eps: Sequence[float]) -> Figure:
@@ -50,12 +51,11 @@ def _ranges(
     """Share of tokens bound against eps (symmetric), the mean over runs and its band."""
     shares = np.array([[clip.at(run, eps, eps, level).token_binding.value for eps in grid] for run in group])
     mean = shares.mean(0)
-    ax.plot(grid, np.maximum(mean, FLOOR), color=colour, marker=marker, markersize=4, label=label)
+    ax.plot(grid, mean, color=colour, marker=marker, markersize=4, label=label)
     if len(group) > 1:
-        ax.plot(grid, np.maximum(shares, FLOOR).T, color=colour, linewidth=0.5, alpha=0.35)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_ylim(FLOOR * 0.7, 1.2)
+        ax.plot(grid, shares.T, color=colour, linewidth=0.5, alpha=0.35)
+    share_axis(ax, FLOOR)
+    log_axis(ax, "x")
     ax.set_xlabel("eps (both sides)")
     ax.set_ylabel("share of tokens clipped")
 
@@ -64,9 +64,10 @@ def _mark_paper(axes: Sequence[Axes]) -> None:
     """Upright lines at the paper's ranges, and a key to the lines of (d)."""
     for ax, (low, high, level, _) in ((axes[0], PAPER[1]), (axes[1], PAPER[0])):
         ax.axvspan(low, high, color="#999999", alpha=0.25, linewidth=0)
-        ax.annotate(f"{'GSPO' if level == 'sequence' else 'GRPO'} {low:g}/{high:g}", (math.sqrt(low * high), 1.0),
-                    xycoords=("data", "axes fraction"), xytext=(4, -3), textcoords="offset points", fontsize=7,
-                    ha="left", va="top")  # fmt: skip
+        left = level == "sequence"
+        ax.annotate(f"{'GSPO' if level == 'sequence' else 'GRPO'} {low:g}/{high:g}", (high if left else low, 1.0),
+                    xycoords=("data", "axes fraction"), xytext=(3 if left else -3, -3),
+                    textcoords="offset points", fontsize=7, ha="left" if left else "right", va="top")  # fmt: skip
     for (low, high, _, name), line in zip(PAPER, ("-", "--"), strict=True):
         axes[3].plot([], [], color="#444444", linestyle=line, label=f"{name}, {low:g}/{high:g}")
     axes[3].legend(loc="best")
@@ -93,8 +94,8 @@ def _spread(ax: Axes, arm: str, group: Sequence[Updates], edges: Any, colour: An
     ax.plot(ends, middle * ends**fit.value, color=colour, linewidth=1.2, label=f"{arm}: {fit.value:.2f}{bounds}")
     half = math.exp(float(np.mean(np.log(y)) + 0.5 * np.mean(np.log(x))))
     ax.plot(ends, half / np.sqrt(ends), color=colour, linewidth=0.9, linestyle=":", alpha=0.9)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    log_axis(ax, "x")
+    log_axis(ax, "y")
     ax.set_xlabel("response length (trained tokens)")
     ax.legend(loc="best", title="exponent (dotted: -0.5)", title_fontsize=7.5)
 
@@ -111,9 +112,8 @@ def _by_length(
         values = [clip.at(run, *at).token_binding.value for run in held]
         if values:
             x.append(float(np.mean([run.columns["length"].mean() for run in held])))
-            y.append(max(float(np.mean(values)), FLOOR))
+            y.append(float(np.mean(values)))
     ax.plot(x, y, color=colour, linestyle=line, marker=".", markersize=5)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_ylim(FLOOR * 0.7, 1.2)
+    share_axis(ax, FLOOR)
+    log_axis(ax, "x")
     ax.set_xlabel("response length (trained tokens)")

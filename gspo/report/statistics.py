@@ -1,8 +1,9 @@
 """Intervals and tests over seeds. Every random draw comes from a Generator that the caller passes.
 
 One number a seed; `n` counts seeds. Under `MIN_SEEDS` an estimate is a point without interval, and no test is made.
-Intervals of means: Student's t (Welch's for a difference) under `BOOTSTRAP_FROM` seeds, from there the studentised
-bootstrap over seeds (Efron and Tibshirani 1993, chapter 12.5): the plain percentile bootstrap covers too little at 10.
+Intervals of means: Student's t (Welch's for a difference) under `BOOTSTRAP_FROM` seeds, from there the percentile
+bootstrap over seeds with its quantiles moved out for small samples (`_tails`; Hesterberg 2015, American Statistician
+69:371): the plain percentile bootstrap covers 90 % at 10.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LEVEL = 0.95
 MIN_SEEDS = 4
 BOOTSTRAP_FROM = 10
 MIN_PAIRS = 6
-RESAMPLES = 4000
+RESAMPLES = 10_000
 EXACT_UP_TO = 20
 """Largest number of values (or pairs) whose 2^n assignments are enumerated."""
 
@@ -89,21 +90,19 @@ def mean_band(rows: Array, rng: np.random.Generator) -> tuple[Array, Array, Arra
     if n < BOOTSTRAP_FROM:
         return mean, mean - half, mean + half, "student t"
     share = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
-    centred = rows - mean
-    shift = share @ centred
-    variance = np.maximum(share @ centred**2 - shift**2, 0.0) / (n - 1)
-    low_t, high_t = _t_quantiles(shift, np.sqrt(variance))
-    low, high = mean - high_t * se, mean - low_t * se
-    low, high = np.where(np.isfinite(low), low, mean - half), np.where(np.isfinite(high), high, mean + half)
-    return mean, low, high, "bootstrap t"
+    low, high = np.quantile(share @ (rows - mean), _tails(n), axis=0)
+    return mean, mean + low, mean + high, "bootstrap"
 
 
-def _t_quantiles(shift: Array, se: Array) -> tuple[Array, Array]:
-    """Quantiles over resamples (axis 0) of shift / se; a resample without spread is 0 or +-inf, never NaN."""
-    safe = np.where(se > 1e-15, se, 1.0)
-    t = np.where(se > 1e-15, shift / safe, np.where(np.abs(shift) < 1e-15, 0.0, np.copysign(np.inf, shift)))
-    low, high = np.quantile(t, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0, method="inverted_cdf")
-    return low, high
+def _tails(n: int, df: float | None = None) -> tuple[float, float]:
+    """Quantiles of the expanded percentile bootstrap: Phi(-+ sqrt(n / (n - 1)) t), in place of 2.5 % and 97.5 %."""
+    tail = float(special.ndtr(-math.sqrt(n / (n - 1)) * t_quantile(n - 1 if df is None else df)))
+    return tail, 1 - tail
+
+
+def _bounds(draws: Array, tails: tuple[float, float]) -> tuple[float, float]:
+    """The two quantiles of resampled values."""
+    return float(np.quantile(draws, tails[0])), float(np.quantile(draws, tails[1]))
 
 
 def mean_interval(values: Sequence[float] | Array, rng: np.random.Generator) -> Interval:
@@ -130,11 +129,9 @@ def iqm_interval(values: Sequence[float] | Array, rng: np.random.Generator) -> I
     half = IQM_QUANTILES.get(n, t_quantile(n - 2 * (n // 4) - 1)) * spread
     if n < BOOTSTRAP_FROM:
         return Interval(value, value - half, value + half, n, "trimmed t")
-    shift, width = _trimmed(x[rng.integers(0, n, size=(RESAMPLES, n))])
-    low_t, high_t = _t_quantiles((shift - value)[:, None], width[:, None])
-    low, high = value - float(high_t[0]) * spread, value - float(low_t[0]) * spread
-    low, high = low if math.isfinite(low) else value - half, high if math.isfinite(high) else value + half
-    return Interval(value, low, high, n, "bootstrap t")
+    centres, _ = _trimmed(x[rng.integers(0, n, size=(RESAMPLES, n))])
+    low, high = _bounds(centres, _tails(n))
+    return Interval(value, low, high, n, "bootstrap")
 
 
 def _trimmed(rows: Array) -> tuple[Array, Array]:
@@ -163,13 +160,11 @@ def difference_interval(a: Sequence[float] | Array, b: Sequence[float] | Array, 
     half = t_quantile(df) * se
     if n < BOOTSTRAP_FROM:
         return Interval(value, value - half, value + half, n, "welch t")
-    draws = [arm[rng.integers(0, len(arm), size=(RESAMPLES, len(arm)))] for arm in (x, y)]
-    shift = draws[0].mean(1) - draws[1].mean(1) - value
-    width = np.sqrt(draws[0].var(1, ddof=1) / len(x) + draws[1].var(1, ddof=1) / len(y))
-    low_t, high_t = _t_quantiles(shift[:, None], width[:, None])
-    low, high = value - float(high_t[0]) * se, value - float(low_t[0]) * se
-    low, high = low if math.isfinite(low) else value - half, high if math.isfinite(high) else value + half
-    return Interval(value, low, high, n, "bootstrap t")
+    shift = np.zeros(RESAMPLES)
+    for arm, sign in ((x, 1.0), (y, -1.0)):
+        shift += sign * arm[rng.integers(0, len(arm), size=(RESAMPLES, len(arm)))].mean(1)
+    low, high = _bounds(shift, _tails(n, df))
+    return Interval(value, low, high, n, "bootstrap")
 
 
 def wilson(count: int, n: int) -> Interval:
