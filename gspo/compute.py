@@ -137,9 +137,10 @@ class Ledger:
         `head_positions` are the trained positions.
         """
         if self.shape is not None:
-            model = 3 * forward_flops(self.shape, lengths, head_positions)
+            forward = forward_flops(self.shape, lengths, head_positions)
+            model = forward + backward_flops(self.shape, lengths, head_positions)
             head = head_flops(self.shape, head_positions)
-            blocks = forward_flops(self.shape, lengths, 0)
+            blocks = forward - head
             self.flops["update"] += model + recompute_blocks * blocks + recompute_head * head
             self.step_model_flops += model
         self.tokens["trained"] += head_positions

@@ -1,8 +1,8 @@
 """What a run will need, by arithmetic on its configuration: memory, tokens, FLOPs, time. No weights, no torch.
 
 Every number comes with the sum that gives it, so that a reader can check it by hand. Lengths are not known before a
-run: `plan.prompt_tokens` and `plan.response_tokens` state them, and without these every sequence is as long as the
-settings allow, which makes the plan an upper bound.
+run: `plan.prompt_tokens` and `plan.response_tokens` state them; without these a prompt has 256 tokens (or what the
+context leaves) and every response is as long as `sampling.max_tokens` allows.
 """
 
 from __future__ import annotations
@@ -100,10 +100,12 @@ def _memory(out: Plan, config: dict[str, Any], shape: ModelShape, where: Where) 
 
 
 def _step(out: Plan, config: dict[str, Any], w: Work) -> None:
-    steps = config["train"]["steps"]
+    steps, asked, at_most = config["train"]["steps"], config.get("plan") or {}, "sampling.max_tokens: at most"
     rows = [
         ("responses", w.sequences, f"{w.prompts} prompts * {w.group}"),
         ("optimiser steps", w.minibatches, f"{w.sequences // w.minibatches} responses each"),
+        ("tokens of a prompt", w.prompt, "plan.prompt_tokens" + ("" if asked.get("prompt_tokens") else ", assumed")),
+        ("tokens of a response", w.response, "plan.response_tokens" if asked.get("response_tokens") else at_most),
         ("prompt tokens", w.sequences * w.prompt, f"{w.sequences:,} * {w.prompt:,}"),
         ("sampled and trained tokens", w.sequences * w.response, f"{w.sequences:,} * {w.response:,}"),
     ]

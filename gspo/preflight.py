@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from gspo import memory
 from gspo.devices import GIB, Where, here
-from gspo.formula import formula, clipped_ratio
+from gspo.formula import clipped_ratio, formula
 from gspo.shape import ModelShape, find
 
 Config = dict[str, Any]
@@ -227,7 +227,7 @@ def device_memory(config: Config, shape: ModelShape | None, where: Where | None)
     moment, peak = max(memory.peaks(found).items(), key=lambda item: item[1])
     limit = memory.available(where)
     needs = f"{peak / GIB:.1f} GiB at {moment}, {where.device.name} has {limit / GIB:.1f} GiB a rank"
-    remedy = "what fits: try more trainer.devices, a smaller trainer.micro_batch_tokens or model.context"
+    remedy = "what fits; more trainer.devices, a smaller trainer.micro_batch_tokens or model.context help"
     if peak > limit:
         yield error(config, "model.name", f"needs {needs}", remedy)
     elif peak > 0.9 * limit:

@@ -11,8 +11,8 @@ from gspo.shape import ModelShape
 
 NODE = 8
 """Accelerators planned for when the configuration names none."""
-LARGE = 10**9
-"""From this many parameters on, a run without an accelerator here is planned for a node of h200."""
+PROMPT = 256
+"""Tokens of a prompt where neither the plan nor the context says less; GSM8K and MATH questions are mostly shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Work:
 def choose(config: dict[str, Any], shape: ModelShape) -> Where:
     """Which devices to plan for, and how many.
 
-    `plan.device` by name; else this computer's accelerators; else its CPU, or h200 for 1e9 parameters and more.
+    `plan.device` by name; else this computer's accelerators; else its CPU, or h200 for what does not fit there.
     `trainer.devices`, else all of this computer's, else 8 accelerators or 1 CPU process.
     Raises ValueError for an unknown name.
     """
@@ -53,9 +53,10 @@ def choose(config: dict[str, Any], shape: ModelShape) -> Where:
         return Where(chosen, count or default, "plan.device" + ("" if count else f", {default} assumed"))
     if local is None:
         raise ValueError("plan.device=None: this computer's accelerator is not in the table; name one to plan for")
-    if not local.cuda and shape.parameters >= LARGE:
-        return Where(device("h200"), count or NODE, "no accelerator here: planned for h200 (plan.device names another)")
-    return Where(local, count or number, "this computer")
+    where = Where(local, count or number, "this computer")
+    if local.cuda or max(memory.peaks(memory.parts(config, shape, where)).values()) <= memory.available(where):
+        return where
+    return Where(device("h200"), count or NODE, "too large for this computer's CPU: planned for h200 (see plan.device)")
 
 
 def workload(config: dict[str, Any], where: Where) -> Work:
@@ -63,7 +64,7 @@ def workload(config: dict[str, Any], where: Where) -> Work:
     train, asked = config["train"], config.get("plan") or {}
     longest, context = config["sampling"]["max_tokens"], config["model"]["context"]
     response = asked.get("response_tokens") or longest
-    prompt = asked.get("prompt_tokens") or max(context - longest, 1)
+    prompt = asked.get("prompt_tokens") or max(min(context - longest, PROMPT), 1)
     if not 1 <= response <= longest:
         raise ValueError(f"plan.response_tokens={response}: 1 to sampling.max_tokens={longest} are accepted")
     if prompt < 1:

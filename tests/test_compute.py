@@ -131,6 +131,10 @@ def test_shared_prompt_is_run_once_a_group_and_the_head_once_a_response() -> Non
     assert alone == 8 * compute.forward_flops(shape, [40], 1)
     assert alone - shared == 7 * compute.forward_flops(shape, [40], 0)
     assert alone - compute.prefill_flops(shape, 40, 8, cached=32) == 7 * compute.forward_flops(shape, [32], 0)
+    for shared, block, cached in ((True, 16, 32), (True, 1, 40), (True, 128, 0), (False, 16, 0)):
+        ledger = Ledger(shape, None)
+        ledger.add_rollout([40], [[1] * 8], 1.0, shared, block=block)
+        assert ledger.flops["rollout"] == compute.prefill_flops(shape, 40, 8, cached)
 
 
 def test_ledger_row_by_hand() -> None:
