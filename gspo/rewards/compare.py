@@ -236,7 +236,8 @@ def close_list(node: Node) -> tuple[Node, ...] | None:
 
 def numbers(gold: Leaf, answer: Leaf, factor: Fraction) -> bool:
     """Plain numbers by value. `50%` is 0.5, and 50 where the other lacks the sign (for a gold without it, above 1)."""
-    assert gold.value is not None and answer.value is not None
+    assert gold.value is not None
+    assert answer.value is not None
     right, given = gold.value, answer.value * factor
     if gold.percent == answer.percent:
         return right == given

@@ -1,10 +1,10 @@
 """The mathematics reward: is the answer of a response the gold answer?
 
-Think part and code cut off, the last balanced box alone, normalised, compared exactly; what is no plain number, choice
-or text is compared by math-verify's grammar in a killable process. Policy where people differ:
+Think part and code cut off, the last balanced box alone, normalised, compared exactly; what is no plain number,
+choice or text is compared by math-verify's grammar in a killable process. Policy where people differ:
 
 * no box, no answer (`lenient=True` searches further); a truncated response has no answer;
-* a list or an "or" of guesses is wrong unless the gold is a list or a set; sets ignore order and repeats, tuples do not;
+* a list or an "or" of guesses is wrong unless the gold is a list or set; sets ignore order and repeats, tuples do not;
 * exact golds need exact answers: a rounded decimal is wrong, an exact expression of equal value is right;
 * an unevaluated integral, sum, limit, ... that the gold does not hold is wrong, and so is a contradiction (`41=42`);
 * `50\\%` is right for gold 50 and for gold 0.5; units may be left out, but not contradict.
@@ -29,17 +29,18 @@ from gspo.types import Prompt, Reward, Rollout, Verdict
 
 DEADLINE = 3.0
 """Seconds in workers for one answer, all its parts together."""
+_OPERATIONS = r"i{0,3}int|oint|sum|prod|lim|limsup|liminf|partial|gcd|lcm|max|min|sup|inf|det|[bp]?mod|nabla|Pr"
 UNEVALUATED = re.compile(
-    r"\\(int|iint|iiint|oint|sum|prod|lim|limsup|liminf|partial|frac\{d\}\{d|gcd|lcm|max|min|sup|inf|det|bmod|pmod|mod|nabla|Pr)(?![A-Za-z])"
-    r"|\\text\{(gcd|lcm|max|min|mod|integral|sum|limit|derivative)\}"
+    rf"\\(?:{_OPERATIONS})(?![A-Za-z])|\\frac\{{d\}}\{{d|\\text\{{(?:gcd|lcm|max|min|mod|integral|sum|limit|derivative)\}}"
 )
+"""Operations that a final answer has carried out."""
 WRAPPED = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^}]*\}")
 WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 REFUSED = re.compile(
-    r"^(?:see|refer to|cf\.?|proof|omitted|to be|the proof|solution|answer|answers? (?:may )?var(?:y|ies)|n/?a|null|nan|none|unknown|tbd|tba)\b[^\d=]*$"
-    r"|^[\W_]*$",
-    re.I,
+    r"(?:[Ss]ee|[Rr]efer to|[Cc]f\.?|(?:[Tt]he )?[Pp]roof|[Oo]mitted|[Tt]o be)\b[^\d=]*|[Ss]olution|[Nn]/?[Aa]|NaN|None|null|"
+    r"[Uu]nknown|TB[DA]|[Aa]nswers?(?: (?:may )?var(?:y|ies))?|[-?._*\s]*"
 )
+"""Whole golds that stand for a missing answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,9 @@ def check_gold(gold: Any) -> str | None:
     if not isinstance(gold, str):
         return f"the gold answer {gold!r} is no text"
     bare = gold.strip().strip("$").strip()
-    if REFUSED.match(bare):
+    if REFUSED.fullmatch(bare):
         return f"the gold answer {gold!r} is no answer"
-    text, node = _gold(gold)
+    node = _gold(gold)[1]
     if isinstance(node, Nothing):
         return f"the gold answer {gold!r} cannot be read: {node.why}"
     if isinstance(node, Leaf) and node.undefined:
@@ -185,7 +186,10 @@ def verify(
 def math_reward(
     prompt: Prompt, rollout: Rollout, *, lenient: bool = False, workers: int = 2, format_weight: float = 0.0
 ) -> Reward:
-    """1 for the right answer, 0 for a wrong or missing one, plus `format_weight` for a balanced box; NaN if the verifier failed."""
+    """1 for the right answer, 0 for a wrong or missing one, plus `format_weight` for a balanced box.
+
+    NaN where the verifier failed; `workers` processes judge what needs computer algebra.
+    """
     judged = verify(
         str(prompt.reference),
         rollout.text,

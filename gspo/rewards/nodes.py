@@ -1,4 +1,4 @@
-"""The shapes an answer can have, and the text functions that find them. Data only; structure.py reads, compare.py judges."""
+"""The shapes an answer can have, and the text functions that find them; structure.py reads, compare.py judges."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -81,7 +82,7 @@ def without(points: Sequence[Leaf], name: str, text: str) -> Region | None:
     if not points or (len(points) > 1 and any(p.value is None for p in points)):
         return None
     edges = [LOW, *sorted(points, key=lambda p: p.value or Fraction(0)), HIGH]
-    pieces = tuple(Interval(a, b, False, False) for a, b in zip(edges, edges[1:], strict=False))
+    pieces = tuple(Interval(a, b, False, False) for a, b in itertools.pairwise(edges))
     return Region(pieces, (), name, text)
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_TABLE: dict[str, tuple[str, int | str]] = {
-    "mm millimeter millimetre": ("length", "1/1000"), "cm centimeter centimetre": ("length", "1/100"), "dm decimeter": ("length", "1/10"),
-    "m meter metre": ("length", 1), "km kilometer kilometre": ("length", 1000), "in inch inche": ("length", "254/10000"),
-    "ft foot feet": ("length", "3048/10000"), "yd yard": ("length", "9144/10000"), "mi mile": ("length", "1609344/1000"),
-    "mg milligram": ("mass", "1/1000"), "g gram": ("mass", 1), "kg kilogram": ("mass", 1000), "lb lbs pound": ("weight", 16), "oz ounce": ("weight", 1),
-    "s sec second": ("time", 1), "min minute": ("time", 60), "h hr hour": ("time", 3600), "day": ("time", 86400), "week": ("time", 604800),
-    "month": ("month", 1), "year yr": ("month", 12), "ml milliliter millilitre": ("volume", 1), "l liter litre": ("volume", 1000),
-    "gal gallon": ("gallon", 16), "quart qt": ("gallon", 4), "pint pt": ("gallon", 2), "cup": ("gallon", 1),
-    "dollar usd buck": ("dollar", 100), "cent": ("dollar", 1), "euro eur": ("euro", 1), "yen": ("yen", 1), "yuan rmb": ("yuan", 1), "rupee rs": ("rupee", 1),
-    "degree deg": ("degree", 1), "radian rad": ("radian", 1), "mph": ("speed", 1), "n newton": ("force", 1), "j joule": ("energy", 1),
-    "w watt": ("power", 1), "v volt": ("volt", 1), "hz hertz": ("frequency", 1), "dozen": ("count", 12),
-}  # fmt: skip
-KNOWN = {name: (dim, Fraction(factor)) for names, (dim, factor) in _TABLE.items() for name in names.split()}
+_TABLE = """
+length 1/1000 mm millimeter millimetre; length 1/100 cm centimeter centimetre; length 1/10 dm decimeter decimetre
+length 1 m meter metre; length 1000 km kilometer kilometre; length 254/10000 in inch; length 3048/10000 ft foot feet
+length 9144/10000 yd yard; length 1609344/1000 mi mile; mass 1/1000 mg milligram; mass 1 g gram; mass 1000 kg kilogram
+weight 16 lb lbs pound; weight 1 oz ounce; time 1 s sec second; time 60 min minute; time 3600 h hr hour; time 86400 day
+time 604800 week; month 1 month; month 12 year yr; volume 1 ml milliliter millilitre; volume 1000 l liter litre
+gallon 16 gal gallon; gallon 4 quart qt; gallon 2 pint pt; gallon 1 cup; dollar 100 dollar usd buck; dollar 1 cent penny
+euro 1 euro eur; yen 1 yen; yuan 1 yuan rmb; rupee 1 rupee rs; degree 1 degree deg; radian 1 radian rad
+force 1 n newton; energy 1 j joule; power 1 w watt; volt 1 v volt; frequency 1 hz hertz; count 12 dozen
+"""
+"""Dimension, factor to its base unit, names; separated by semicolons."""
+KNOWN = {
+    name: (entry.split()[0], Fraction(entry.split()[1]))
+    for entry in _TABLE.replace("\n", ";").split(";")
+    for name in entry.split()[2:]
+}
 EMPTY = {
     "unit",
     "square",
@@ -85,7 +88,7 @@ def read_unit(text: str) -> Unit:
 
 
 def conversion(gold: Unit, answer: Unit) -> Fraction | None:
-    """What the answer's number is multiplied by before it is compared with the gold's; None when the units contradict."""
+    """What the answer's number is multiplied by to be in the gold's unit; None when the units contradict."""
     if gold == NONE or answer == NONE or not (gold[0] or gold[2]) or not (answer[0] or answer[2]):
         return Fraction(1)
     if gold[0] and answer[0]:

@@ -1,0 +1,131 @@
+"""`gspo-grade`: the training verifier on a file of responses, one JSON object a line in, one verdict a line out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from gspo.rewards.math import grade_row
+
+Row = dict[str, Any]
+OWN_FAILURES = ("verifier_failed", "infrastructure")
+"""Verdicts that speak of the judge, not of the response."""
+EVERY = 5.0
+"""Seconds between progress lines where there is no terminal."""
+
+
+def math_problem(row: Row) -> str | None:
+    """What is wrong with an input row of `reward=math`; None when nothing is."""
+    for key in ("gold", "response"):
+        if not isinstance(row.get(key), str):
+            return f"{key}={row.get(key)!r} must be text"
+    if row.get("finish", "stop") not in ("stop", "length", "abort"):
+        return f"finish={row['finish']!r} must be stop, length or abort"
+    return None
+
+
+def math_judge(*, lenient: bool = False, workers: int = 2) -> Callable[[Row], Row]:
+    """Judge of rows `id, gold, response` (`finish` optional)."""
+    return partial(grade_row, lenient=lenient, workers=workers)
+
+
+def read_rows(path: Path, problem: Callable[[Row], str | None]) -> list[Row]:
+    """Every row of a JSONL file. Raises ValueError naming file and line for the first that cannot be judged."""
+    if not path.is_file():
+        raise ValueError(f"input={path}: no such file")
+    rows: list[Row] = []
+    seen: set[Any] = set()
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{where}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{where}: a JSON object is expected, not {type(row).__name__}")
+            name = row.get("id")
+            if not isinstance(name, str | int) or isinstance(name, bool):
+                raise ValueError(f"{where}: id={name!r} must be text or an integer")
+            if name in seen:
+                raise ValueError(f"{where}: id={name!r} stands twice")
+            if why := problem(row):
+                raise ValueError(f"{where}: {why}")
+            seen.add(name)
+            rows.append(row)
+    if not rows:
+        raise ValueError(f"input={path}: no rows")
+    return rows
+
+
+def _with_progress(results: Iterable[Row], total: int, stream: TextIO) -> Iterator[Row]:
+    """The results as they come, with a bar on a terminal and plain lines elsewhere."""
+    if stream.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
+        yield from track(results, "grading", total=total, console=Console(file=stream))
+        return
+    said = time.monotonic()
+    for done, result in enumerate(results, 1):
+        yield result
+        if done == total or time.monotonic() - said >= EVERY:
+            said = time.monotonic()
+            print(f"graded {done} of {total}", file=stream, flush=True)
+
+
+def summary(results: list[Row], seconds: float) -> str:
+    """Verdicts and paths with counts and shares, and the mean reward of the judged rows."""
+    lines = [f"{'verdict':<18}{'path':<22}{'rows':>7}{'share':>8}"]
+    counts = Counter((str(r["verdict"]), str(r["path"])) for r in results)
+    for (verdict, path), count in sorted(counts.items(), key=lambda item: -item[1]):
+        lines.append(f"{verdict:<18}{path:<22}{count:>7}{count / len(results):>8.1%}")
+    judged = [r["reward"] for r in results if r["reward"] is not None]
+    mean = f"{sum(judged) / len(judged):.4f}" if judged else "none"
+    lines.append(f"mean reward {mean} over {len(judged)} judged of {len(results)} rows, {seconds:.1f} s")
+    return "\n".join(lines)
+
+
+def grade(
+    judge: Callable[[Row], Row],
+    input: str | Path,
+    output: str | Path,
+    *,
+    problem: Callable[[Row], str | None] = math_problem,
+    threads: int | None = None,
+    stream: TextIO | None = None,
+) -> int:
+    """Judge every row of `input`; write `id, verdict, reward, reason, path` to `output`; return the exit code.
+
+    `judge` maps an input row to its output row and may be called from several threads. 1 when the judge itself failed
+    anywhere (`verifier_failed`, `infrastructure`: reward null), else 0. Raises ValueError for an input that cannot be
+    read; `output` appears whole or not at all.
+    """
+    source, target = Path(input), Path(output)
+    if source.resolve() == target.resolve():
+        raise ValueError(f"output={target}: would overwrite the input")
+    rows = read_rows(source, problem)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    said = stream or sys.stderr
+    begun, results = time.monotonic(), []
+    part = target.with_name(target.name + ".part")
+    with ThreadPoolExecutor(threads or 2 * (os.cpu_count() or 1)) as pool, part.open("w", encoding="utf-8") as out:
+        for result in _with_progress(pool.map(judge, rows), len(rows), said):
+            out.write(json.dumps(result, ensure_ascii=False) + "\n")
+            results.append(result)
+    part.replace(target)
+    print(summary(results, time.monotonic() - begun), flush=True)
+    failed = [r for r in results if r["verdict"] in OWN_FAILURES]
+    for row in failed[:5]:
+        print(f"not judged: id={row['id']}: {row['reason']}", file=said)
+    return 1 if failed else 0
