@@ -98,5 +98,6 @@ def select(batch: Batch, rows: Tensor) -> Batch:
 
 def to(batch: Batch, device: torch.device | str) -> Batch:
     """The batch on `device`."""
-    moved = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    return Batch(**{k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in moved.items()})
+    values = ((f.name, getattr(batch, f.name)) for f in dataclasses.fields(batch))
+    moved = {name: v.to(device, non_blocking=True) for name, v in values if isinstance(v, Tensor)}
+    return dataclasses.replace(batch, **moved)

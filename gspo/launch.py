@@ -11,6 +11,7 @@ from typing import Any
 
 from gspo import preflight, pretrained
 from gspo.config import Run, target
+from gspo.formula import algebra
 from gspo.tracking import run_dir
 from gspo.tracking.run_dir import RunDir
 
@@ -84,16 +85,15 @@ def _train(
     run: Run, plain: dict[str, Any], overrides: list[str], directory: Path, findings: list[Any], continued: bool
 ) -> int:
     from gspo import parts as made
-    from gspo.algorithms.algebra import algebra
     from gspo.tracking.summary import summarize
     from gspo.tracking.wandb_mirror import Mirror
     from gspo.train import Interrupted, train
 
-    objective, _, _ = made.functions(run)
+    objective, _, _ = made.functions(run)  # a combination that a function refuses is refused here
     model_dir = pretrained.resolve(run.model.path)
     stream, tokenizer = made.open_stream(run, model_dir)
     facts = {
-        "objective": algebra(objective.func, objective.keywords),  # type: ignore[attr-defined]
+        "objective": algebra(run.algo.objective, objective.keywords),  # type: ignore[attr-defined]
         "seed": run.seed,
         "overrides": overrides,
         "findings": [finding.text for finding in findings],

@@ -61,7 +61,11 @@ class Learner:
         self.device = self.world.device
         self.updates = 0
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, weight_decay=optim.weight_decay
+            model.parameters(),
+            lr=optim.lr,
+            betas=(optim.betas[0], optim.betas[1]),
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
         )
 
     def token_logp(self, micro: Batch) -> tuple[Tensor, Tensor]:

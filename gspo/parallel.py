@@ -112,7 +112,8 @@ def shard(model: nn.Module, world: World, *, precision: str, checkpoint_activati
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
     for block in model.model.layers:  # type: ignore[union-attr]
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from gspo import checkpoint, policy, pretrained
-from gspo.algorithms.algebra import level
 from gspo.compute import Ledger
 from gspo.config import Run, bind, target
 from gspo.data import PromptStream, open_source
+from gspo.devices import here
+from gspo.formula import level
 from gspo.learner import Learner, ObjectiveFn
 from gspo.rollout import Engine
 from gspo.sequences import EPS_GRID
-from gspo.shape import ModelShape
+from gspo.shape import FAMILIES, ModelShape
+from gspo.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
 from gspo.tracking.wandb_mirror import Mirror
 from gspo.types import Batch, Group, RewardFn
 
@@ -59,8 +61,8 @@ class Parts:
     def save(self, directory: Path, step: int, keep_last: int | None) -> Path:
         """Write checkpoints/step_NNNNNN: everything that the next step depends on."""
         tensors = {"model": dict(self.learner.model.named_parameters())}
-        optimizer, structure = checkpoint.flatten_optimizer(self.learner.optimizer.state_dict())
-        rng, rng_state = checkpoint.capture_rng()
+        optimizer, structure = flatten_optimizer(self.learner.optimizer.state_dict())
+        rng, rng_state = capture_rng()
         state = {
             "step": step,
             "updates": self.learner.updates,
@@ -79,11 +81,11 @@ class Parts:
         with torch.no_grad():
             for name, parameter in self.learner.model.named_parameters():
                 parameter.copy_(tensors["model"][name])
-        self.learner.optimizer.load_state_dict(checkpoint.unflatten_optimizer(tensors["optimizer"], state["optimizer"]))
+        self.learner.optimizer.load_state_dict(unflatten_optimizer(tensors["optimizer"], state["optimizer"]))
         self.learner.updates, self.skipped = state["updates"], state["skipped"]
         self.stream.restore(state["stream"])
         self.ledger.restore(state["ledger"])
-        checkpoint.restore_rng(tensors["rng"], state["rng"])
+        restore_rng(tensors["rng"], state["rng"])
         return state["step"]
 
 
@@ -145,7 +147,7 @@ def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mi
         micro_batch_tokens=run.trainer.micro_batch_tokens,
         total_updates=run.train.steps * run.train.minibatches,
     )
-    clip = {"low": run.clip.low, "high": run.clip.high, "level": level(target(run.algo.objective, "algo.objective"))}
+    clip = {"low": run.clip.low, "high": run.clip.high, "level": level(run.algo.objective)}
     return Parts(
         stream=stream,
         engine=engine,
@@ -153,8 +155,20 @@ def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mi
         reward=reward,
         advantage=advantage,
         objective=objective,
-        ledger=Ledger(ModelShape.from_config(model.config.to_dict()), peak_flops=None),
+        ledger=Ledger(shape_of(model), peak_flops(precision)),
         mirror=mirror,
         sequence_metadata={"eps_grid": json.dumps(EPS_GRID), "clip": json.dumps(clip)},
         tokenizer=tokenizer,
     )
+
+
+def shape_of(model: Any) -> ModelShape | None:
+    """The loaded model's shape; None for a family whose FLOPs are not known."""
+    config = model.config.to_dict()
+    return ModelShape.from_config(config) if config.get("model_type") in FAMILIES else None
+
+
+def peak_flops(precision: str) -> float | None:
+    """Stated matmul peak of this computer's accelerator at `precision`, FLOP/s; None where it is not in the table."""
+    device, _ = here()
+    return None if device is None or not device.cuda else device.peak(precision)
