@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import math
 import os
 import zlib
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gspo.data.source import Row, Source
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 TESTS = {"stdin": {"input": str, "output": str}, "call": {"fn": str, "args": list}, "assert": {"code": str}}
@@ -33,6 +36,7 @@ def files(
     hub_config: str | None = None,
     hub_split: str = "train",
     drop_long: bool = False,
+    drop_unanswered: bool = False,
 ) -> Source:
     """Problems from `path` (absolute; else under GSPO_DATA when that is set; else under the current directory).
 
@@ -40,7 +44,8 @@ def files(
     several names of a field the first that a row has counts. `template` is what the user says, `{prompt}` the problem.
     `answer_after`: the answer is what follows this mark in the field, without thousands commas. A row without
     `id_field` is named after its number. Other fields go into `meta`. Rows of kind `code` need tests: a list of
-    {type: stdin | call | assert, ...}, or test code as a text.
+    {type: stdin | call | assert, ...}, or test code as a text. `drop_unanswered` leaves out the rows whose answer is
+    null or empty, and says how many; `drop_long` those whose prompts are too long for the model.
     Raises ValueError naming file, line (rows count from 1) and field for whatever is wrong.
     """
     if "{prompt}" not in template:
@@ -48,13 +53,17 @@ def files(
     where, records = _open(path, hub, hub_config, hub_split)
     rows: list[Row] = []
     ids: dict[str, int] = {}
+    unanswered: list[int] = []
     for line, record in records:
         at = f"{where}:{line}"
+        if drop_unanswered and _unanswered(record, answer_field):
+            unanswered.append(line)
+            continue
         problem = _text(record, prompt_field, at)
         reference = (
             _tests(record, tests_field, at) if kind == "code" else _answer(record, answer_field, answer_after, at)
         )
-        row_id = _id(record, id_field, len(rows), at)
+        row_id = _id(record, id_field, line, at)
         if row_id in ids:
             raise ValueError(f"{at}: field '{id_field}' is {row_id!r}, as on line {ids[row_id]}; ids must be unique")
         ids[row_id] = line
@@ -63,6 +72,9 @@ def files(
         rows.append(Row(row_id, template.replace("{prompt}", problem), reference, kind, meta))
     if not rows:
         raise ValueError(f"{where}: holds no problem")
+    if unanswered:
+        lines = ", ".join(map(str, unanswered[:5]))
+        log.warning("%s: %d rows without an answer are left out (line %s)", where, len(unanswered), lines)
     return Source(name or Path(path).name.split(".")[0], rows.__getitem__, len(rows), where, drop_long)
 
 
@@ -160,6 +172,12 @@ def _answer(record: dict[str, Any], names: list[str], after: str | None, at: str
     if not answer.strip():
         raise ValueError(f"{at}: field '{name}' has nothing after {after!r}")
     return answer.strip()
+
+
+def _unanswered(record: dict[str, Any], names: list[str]) -> bool:
+    """The row has an answer field, with null or an empty text in it."""
+    values = [record[name] for name in names if name in record]
+    return bool(values) and all(value is None or value == "" or str(value).isspace() for value in values)
 
 
 def _id(record: dict[str, Any], name: str, number: int, at: str) -> str:

@@ -6,12 +6,13 @@ a query set that changes keeps its own position, so that coming back to a stage 
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gspo.config import ModelSettings, bind
+from gspo.config import ModelSettings, bind, target
 from gspo.data.source import Row, Source
 from gspo.types import Prompt
 
@@ -35,7 +36,7 @@ def open_source(data: dict[str, Any], *, seed: int) -> list[Stage]:
     Raises ValueError naming what is wrong: key and value, or file, line and field.
     """
     base = {key: value for key, value in data.items() if key != "stages"}
-    stages = [Stage(0, bind(base, "data", seed=seed)())]
+    stages = [Stage(0, _call(base, "data", seed))]
     for number, change in enumerate(data.get("stages") or []):
         where = f"data.stages[{number}]"
         if not isinstance(change, dict):
@@ -47,8 +48,17 @@ def open_source(data: dict[str, Any], *, seed: int) -> list[Stage]:
             raise ValueError(f"{where}.step={step}: a whole number above {stages[-1].step} is needed (steps must rise)")
         overrides = {key: value for key, value in change.items() if key != "step"}
         node = overrides if "_target_" in overrides else base | overrides
-        stages.append(Stage(step, bind(node, where, seed=seed)()))
+        stages.append(Stage(step, _call(node, where, seed)))
     return stages
+
+
+def _call(node: dict[str, Any], where: str, seed: int) -> Source:
+    """The node's source; the seed goes to functions that generate."""
+    takes_seed = "seed" in inspect.signature(target(node, where)).parameters
+    source = bind(node, where, **({"seed": seed} if takes_seed else {}))()
+    if not isinstance(source, Source):
+        raise ValueError(f"{where}._target_={node.get('_target_')}: gives {type(source).__name__}, not a Source")
+    return source
 
 
 def check(data: dict[str, Any]) -> None:
