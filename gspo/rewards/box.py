@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo.rewards import frames
-from gspo.rewards.box_layout import BOOT, bwrap_command, code_of_box, configuration, private_uid
+from gspo.rewards.box_layout import BOOT, bwrap_command, code_of_box, configuration, makes_namespaces, private_uid
 
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}  # the order of sets is part of a verdict: the same every time
 
@@ -49,21 +49,34 @@ class Report:
     err: bytes = b""
 
 
+def _scratch_directory(uid: int | None) -> str:
+    path = None
+    try:
+        path = tempfile.mkdtemp(prefix="gspo-box-")
+        if uid is not None:
+            os.chown(path, uid, uid)
+    except OSError as error:
+        if path is not None:
+            os.rmdir(path)
+        raise BoxError(f"no directory for the box: {error}") from error
+    return path
+
+
 class Box:
     """One keeper and the processes it forks. `close` leaves nothing behind; the kernel closes it if the judge dies."""
 
     def __init__(self, tier: str, python: str, bwrap: str | None) -> None:
-        as_root = os.getuid() == 0
         self.scratch: str | None = None
+        uid = private_uid()
         command = [python, "-s", "-S", "-P", "-c", BOOT]
         if tier == "bubblewrap":
             assert bwrap is not None
+            as_root = makes_namespaces(uid)
+            uid = uid if as_root else None
             command = bwrap_command(bwrap, python, as_root) + command
         else:
-            self.scratch = tempfile.mkdtemp(prefix="gspo-box-")
-            if as_root:
-                os.chown(self.scratch, private_uid(), private_uid())
-        config, bpf = configuration(tier, python, self.scratch, as_root)
+            self.scratch = _scratch_directory(uid)
+        config, bpf = configuration(tier, python, self.scratch, uid)
         self.socket, theirs = socket.socketpair()
         try:
             self.process = subprocess.Popen(

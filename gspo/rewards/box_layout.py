@@ -78,19 +78,32 @@ def code_of_box() -> bytes:
     return len(blob).to_bytes(8, "big") + blob
 
 
-def private_uid() -> int:
-    """A uid that nobody has, different for each judge: limits and signals then reach no other box."""
+def _capabilities() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
+    return int(line.split()[1], 16)
+
+
+def private_uid() -> int | None:
+    """A uid that nobody has, different for each judge, so that limits and signals reach no other box.
+
+    None unless root may give it: capabilities CHOWN, KILL, SETGID and SETUID, and a uid map that holds it.
+    """
+    if os.getuid() != 0 or ~_capabilities() & (1 << 0 | 1 << 5 | 1 << 6 | 1 << 7):
+        return None
     wanted = 0x70000000 + os.getpid()
-    for line in Path("/proc/self/uid_map").read_text().splitlines():
-        first, _, count = map(int, line.split())
-        if first <= wanted < first + count:
-            return wanted
-    return 65534
+    ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    fitting = [uid for uid in (wanted, 65534) if any(first <= uid < first + count for first, _, count in ranges)]
+    return fitting[0] if fitting else None
 
 
-def task_limit(tier: str, as_root: bool) -> int:
+def makes_namespaces(uid: int | None) -> bool:
+    """Whether bubblewrap can do without a user namespace: root with CAP_SYS_ADMIN, and a uid to drop to."""
+    return uid is not None and bool(_capabilities() & 1 << 21)
+
+
+def _task_limit(tier: str, own_uid: bool) -> int:
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
-    if as_root or (tier == "bubblewrap" and release >= (5, 14)):  # counted for the box alone
+    if own_uid or (tier == "bubblewrap" and release >= (5, 14)):  # counted for the box alone
         return TASKS
     own = 0
     for entry in os.scandir("/proc"):
@@ -103,14 +116,14 @@ def task_limit(tier: str, as_root: bool) -> int:
     return own + 8 * TASKS
 
 
-def configuration(tier: str, python: str, scratch: str | None, as_root: bool) -> tuple[dict[str, Any], bytes]:
+def configuration(tier: str, python: str, scratch: str | None, uid: int | None) -> tuple[dict[str, Any], bytes]:
     """What the keeper is told at its start, and the system-call filter (empty: none)."""
-    config: dict[str, Any] = {"uid": private_uid() if as_root else None, "tasks": task_limit(tier, as_root)}
+    config: dict[str, Any] = {"uid": uid, "tasks": _task_limit(tier, uid is not None)}
     config |= {"disk": DISK, "pid_mark": PID_MARK, "landlock": None}
     if scratch is None:
         config |= {"scratch": ["/tmp", "/dev/shm"], "watch_disk": False, "own_scratch": False, "keep_search": False}
     else:
-        config |= {"scratch": [scratch], "watch_disk": True, "own_scratch": True, "keep_search": as_root}
+        config |= {"scratch": [scratch], "watch_disk": True, "own_scratch": True, "keep_search": uid is not None}
     if tier == "landlock":
         devices = [f"/dev/{name}" for name in ("zero", "full", "random", "urandom")]
         config["landlock"] = [*readable_paths(python), *devices, "/proc/self"]
