@@ -137,7 +137,8 @@ def _sha256(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as file:
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dict)
+        # Copies, since the tensors of `file` are views of the file on the disk.
+        found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (it is not a dict)
         aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
     return found | {name: found[other] for name, other in aliases.items()}
 

@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import time
 
 import pytest
@@ -150,6 +151,35 @@ def test_file_size_limit_leaves_the_earlier_one_and_no_litter(tmp_path, limit):
     assert in_child(work) == 0
     assert names(tmp_path) == ["step_000003"]
     assert checkpoint.latest(tmp_path) == tmp_path / "step_000003"
+
+
+def test_full_and_read_only_disks(tmp_path):
+    """B42 on a mounted file system of 1 MB: a full disk and a read-only one are named with path and space, the earlier
+    checkpoint stays, and no part of the new one is left to fill the disk."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("may not mount a file system")
+    try:
+        checkpoint.save(tmp_path, 3, **small(3))
+        with pytest.raises(OSError, match=r"cannot write .*step_000004: .*No space left on device.* MB free"):
+            checkpoint.save(tmp_path, 4, **small(4, 10**6), keep_last=1)
+        assert names(tmp_path) == ["step_000003"]
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        with pytest.raises(OSError, match=r"cannot write .*step_000005: Read-only file system"):
+            checkpoint.save(tmp_path, 5, **small(5), keep_last=1)
+        assert checkpoint.latest(tmp_path) == tmp_path / "step_000003"
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_loaded_tensors_are_not_the_file(tmp_path):
+    """Training on in place changes neither the checkpoint nor, when the file is written over, the tensors."""
+    path = checkpoint.save(tmp_path, 1, **small(1))
+    tensors, _ = checkpoint.load(path)
+    tensors["model"]["w"] += 1
+    assert checkpoint.damage(path) == ""
+    (path / "model.safetensors").write_bytes(b"")
+    assert torch.equal(tensors["model"]["w"], torch.full((64,), 2.0))
 
 
 def test_kill_during_save_leaves_a_loadable_newest(tmp_path):

@@ -123,15 +123,15 @@ def test_second_process_is_refused_and_a_dead_one_is_lost(tmp_path):
 
 
 def test_asking_whether_a_run_lives_does_not_stop_it_from_starting(tmp_path):
-    """Readers that look at the lock all the time do not make a resume fail."""
+    """Readers that look at the lock all the time neither take one another for the run nor make a resume fail."""
     make(tmp_path / "run").finish()
 
-    def look() -> None:
-        for _ in range(20_000):
-            record.is_locked(tmp_path / "run")
+    def look() -> int:
+        return sum(record.is_locked(tmp_path / "run") for _ in range(1000)) > 0
 
-    children = [fork(look) for _ in range(2)]
-    for _ in range(50):
+    assert [code_of(child) for child in [fork(look) for _ in range(3)]] == [0, 0, 0]
+    children = [fork(lambda: look() * 0) for _ in range(2)]
+    for _ in range(15):
         run_dir.open_existing(tmp_path / "run").finish()
     assert [code_of(child) for child in children] == [0, 0]
 
@@ -152,6 +152,21 @@ def test_every_ending_is_on_record(tmp_path, error, status, reason):
         raise error
     assert (known(tmp_path / "run")["status"], known(tmp_path / "run")["reason"]) == (status, reason)
     assert not record.is_locked(tmp_path / "run")
+
+
+def test_a_forked_child_does_not_end_the_run(tmp_path):
+    """A worker forked inside the run that leaves the block (sys.exit) neither ends it on record nor frees its lock."""
+
+    with make(tmp_path / "run") as run:
+
+        def work() -> int:
+            run.__exit__(SystemExit, SystemExit(1), None)
+            return 0
+
+        assert code_of(fork(work)) == 0
+        assert known(run.path)["status"] == "running"
+        assert record.is_locked(run.path)
+    assert known(run.path)["status"] == "finished"
 
 
 def test_log_goes_to_the_open_run_only(tmp_path):

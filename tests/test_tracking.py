@@ -67,6 +67,16 @@ def test_rows_are_whole_at_any_moment(tmp_path):
     assert len(list(files.rows(path))) == 1500
 
 
+def test_a_row_counts_from_its_newline_on(tmp_path):
+    """A last line without its end, even one that is JSON so far, is not a row for any reader."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1, "x": 12}')
+    assert list(files.rows(path)) == [{"step": 0}]
+    assert files.end_before(path, 5) == (12, 0)
+    assert list(files.rows(tmp_path / "none")) == []
+    assert files.end_before(tmp_path / "none", 5) == (0, -1)
+
+
 def test_a_step_has_one_row(tmp_path):
     """A step logged twice is a mistake of the loop, caught at once."""
     with make(tmp_path / "run") as run:
@@ -235,7 +245,7 @@ def test_hundred_thousand_steps(tmp_path):
     make(tmp_path / "run").finish()
     path = tmp_path / "run" / "metrics.jsonl"
     with path.open("wb") as file:
-        file.writelines(files.to_line({"step": step, "reward/mean": step / 3}) for step in range(100_000))
+        file.writelines(b'{"step": %d, "reward/mean": 0.5}\n' % step for step in range(100_000))
     start = time.monotonic()
     with run_dir.open_existing(tmp_path / "run", next_step=99_999) as run:
         run.truncate(99_999)

@@ -127,7 +127,7 @@ class RunDir:
 
         On a full disk run.json is rewritten in place, so that the status is true even then.
         """
-        if self.lock < 0:
+        if self.lock < 0 or os.getpid() != self.record["pid"]:  # over, or a forked child that leaves the block
             return
         ended = {"status": status, "reason": record.redact(" ".join(reason.split())), "ended": record.moment()}
         self.record["sessions"][-1] |= ended

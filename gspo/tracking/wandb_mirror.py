@@ -1,7 +1,7 @@
 """W&B as a mirror of metrics.jsonl and eval.jsonl: derived from them, never read back, and never in the run's way.
 
 A W&B process that is killed keeps few or no rows. So the mirror, when it opens, throws the run's local W&B directory
-away and fills it again from the two files under the run's id (1,000 rows take about half a second): each step is there
+away and fills it again from the two files under the run's id (some hundred rows a second): each step is there
 once, whatever happened before. An online run keeps what it was sent, and is sent what it lacks.
 
 When W&B fails, one warning says so, the run goes on, and a refill is tried once at the end. What could not be mirrored
@@ -91,6 +91,7 @@ class Mirror:
         self.path = directory if isinstance(directory, Path) else directory.path
         self.mode, self.project, self.group, self.name = settings.wandb, settings.project, settings.group, name
         self.run: Any = None
+        self.pid = os.getpid()
         self.opened = self.mode == "disabled"
         self.failed = ""
         """Why it stopped, if it did."""
@@ -110,6 +111,8 @@ class Mirror:
 
     def finish(self, exit_code: int = 0) -> None:
         """End the W&B run and its service; after a failure, refill once. A run without a row leaves no W&B run."""
+        if os.getpid() != self.pid:  # a forked child that leaves the block
+            return
         if self.failed or (not self.opened and next(merged(self.path), None)):
             self._open()
         if self.run is not None:
