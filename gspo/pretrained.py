@@ -185,21 +185,30 @@ def _convert(path: str, name: str) -> Path:
 
 
 def _write_from_gguf(directory: Path, file: str, target: Path) -> None:
-    """Read with transformers, copy into a fresh Llama (what was read from GGUF refuses to be saved), save."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    """Dequantise with transformers' GGUF reader into a fresh Llama, save it in bfloat16 beside its tokenizer.
 
+    `from_pretrained(gguf_file=...)` would give a model that refuses to be saved.
+    """
+    import torch
+    from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), gguf_file=file)
-    read = AutoModelForCausalLM.from_pretrained(str(directory), gguf_file=file, dtype=torch.float32)
+    read = AutoConfig.from_pretrained(str(directory), gguf_file=file)
     keys = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters",
         "tie_word_embeddings",
     )  # fmt: skip
-    config = LlamaConfig(**{key: getattr(read.config, key) for key in keys if getattr(read.config, key, None)})
+    config = LlamaConfig(**{key: getattr(read, key) for key in keys if getattr(read, key, None) is not None})
     config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id = tokenizer.eos_token_id
-    fresh = LlamaForCausalLM(config)
-    fresh.load_state_dict(read.state_dict(), strict=True)
-    fresh.to(torch.bfloat16).save_pretrained(target)  # pyright: ignore
+    model = LlamaForCausalLM(config)
+    tensors = load_gguf_checkpoint(str(directory / file), return_tensors=True, model_to_load=model)["tensors"]
+    missing, unknown = model.load_state_dict(tensors, strict=False)
+    assert not unknown and set(missing) <= {"lm_head.weight"}, (missing, unknown)
+    model.tie_weights()
+    model.to(torch.bfloat16).save_pretrained(target)  # pyright: ignore
     tokenizer.save_pretrained(target)

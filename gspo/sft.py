@@ -42,7 +42,10 @@ def run(config: SftConfig, *, command: str = "gspo-sft") -> Path:
     One thread, seeded: the same settings, machine and versions give the same weights. `command` goes into the record.
     Raises ValueError for wrong settings before anything is trained, PassRateNotReached when the target is out of reach.
     """
+    from transformers.utils.logging import disable_progress_bar
+
     check(config)
+    disable_progress_bar()
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
     started = time.perf_counter()
@@ -140,9 +143,12 @@ def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Sf
         accuracy = RUNNING_MEAN * accuracy + (1 - RUNNING_MEAN) * right[1::2].float().mean().item()
         display.update(update, level, loss, accuracy)
         if level >= config.data["min_terms"] and update % sft.measure_every == 0:
-            rate = measured(model, tokenizer, config, probe, first, config.train.prompts_per_step)
-            display.measured(update, rate)
-            if rate.mean >= sft.target_pass_rate:
+            for prompts in (config.train.prompts_per_step, sft.record_prompts):  # the second confirms the first
+                rate = measured(model, tokenizer, config, probe, first, prompts)
+                display.measured(update, rate)
+                if rate.mean < sft.target_pass_rate:
+                    break
+            else:
                 return update
         if accuracy > sft.level_accuracy and level < config.data["max_terms"]:
             level, accuracy = level + 1, 0.0

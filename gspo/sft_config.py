@@ -38,7 +38,7 @@ class SftSettings:
     measure_every: int = MISSING
     """Updates between measurements of the pass rate, from the level of `data.min_terms` on."""
     record_prompts: int = MISSING
-    """Prompts of the last measurement, the one in the record."""
+    """Prompts of the measurement that confirms the target, and of the one in the record."""
     max_updates: int = MISSING
     """Updates after which training gives up."""
 
