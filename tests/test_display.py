@@ -22,6 +22,7 @@ SHOW = """if True:
     with Display(int(sys.argv[1]), 2, interval=0) as display:
         for step in range(2, int(sys.argv[1])):
             display.update({"step": step, "reward/mean": step / 8, "clip/token_binding": 0.0, "perf/tokens_per_s": 9.0})
+    print("end", flush=True)
     print("the run went on", file=sys.stderr)
 """
 
@@ -44,7 +45,8 @@ def on_terminal(steps: int, term: str) -> str:
 def test_plain_lines_in_a_pipe():
     """One line a step with step (from 1), reward, clip, tokens/s, time left; a resumed run counts from where it is."""
     done = subprocess.run([sys.executable, "-c", SHOW, "5"], capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
+    *lines, end = done.stdout.splitlines()
+    assert end == "end"
     assert [line.split("  left ")[0] for line in lines] == [
         "step 3/5  reward 0.25  clip 0  tok/s 9",
         "step 4/5  reward 0.375  clip 0  tok/s 9",
@@ -93,7 +95,7 @@ def test_dumb_terminal_gets_plain_lines():
 
 
 def test_reader_that_goes_away_does_not_stop_the_run():
-    """`gspo-train | head -1`: the run goes to its end, exit code 0, no traceback, not even from the flush at exit."""
+    """`gspo-train | head -1`: the run goes to its end, exit code 0, and what prints afterwards has no error."""
     run = f"{sys.executable} -c '{SHOW}' 20000; echo code $? >&2"
     done = subprocess.run(["bash", "-c", f"({run}) | head -1"], capture_output=True, text=True)
     assert done.stdout.startswith("step 3/20000")

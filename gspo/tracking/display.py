@@ -88,7 +88,7 @@ class Display:
         except OSError as error:
             self.silent = True
             log.warning("progress display stopped: %s", error)
-            if self.stream is sys.stdout:  # else the interpreter fails on its own flush at exit
+            if self.stream is sys.stdout:  # else whatever prints next fails
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, self.stream.fileno())
                 os.close(nowhere)
