@@ -32,12 +32,13 @@ def arguments() -> argparse.ArgumentParser:
     of_logp.add_argument("--tokens", type=int, default=4096)
     of_logp.add_argument("--hidden", type=int, default=1024)
     of_logp.add_argument("--vocab", type=int, default=151_936)
+    of_logp.add_argument("--arms", nargs="+", help="run these alone, the first being the reference")
     of_logp.set_defaults(run=logp)
     return parser
 
 
 def logp(options: argparse.Namespace) -> list[Row]:
-    """Log-probs, forward and backward, in float32: plain, gspo's, gspo's with entropy, and torch's own fused loss.
+    """Log-probs, forward and backward, in float32: plain log-softmax, gspo's, and torch's own linear_cross_entropy.
 
     Errors are against the plain arm: values absolute, gradients relative to the largest entry of the tensor. The peak
     counts what exists during forward and backward beyond the inputs, the gradients of the inputs included.
@@ -60,15 +61,24 @@ def logp(options: argparse.Namespace) -> list[Row]:
         return torch.log_softmax(hidden @ weight.T, -1).gather(1, targets[:, None])[:, 0]
 
     arms: dict[str, Callable[[], Tensor]] = {
-        "plain log-softmax": plain,
+        "plain": plain,
         "gspo": lambda: linear_logp(hidden, weight, None, targets)[0],
-        "gspo with entropy": lambda: linear_logp(hidden, weight, None, targets, entropy=True)[0],
+        "gspo entropy": lambda: linear_logp(hidden, weight, None, targets, entropy=True)[0],
     }
+    if options.device == "cuda":
+        low = torch.bfloat16
+        arms["gspo bfloat16"] = lambda: linear_logp(hidden, weight, None, targets, operands=low)[0]
     if hasattr(torch.nn.functional, "linear_cross_entropy"):
         chunks = torch.nn.LinearCrossEntropyOptions()
-        arms["torch linear_cross_entropy"] = lambda: (
+        arms["torch fused"] = lambda: (
             -torch.nn.functional.linear_cross_entropy(hidden, weight, targets, reduction="none", options=chunks)
         )
+
+    if options.arms:
+        unknown = [name for name in options.arms if name not in arms]
+        if unknown:
+            raise SystemExit(f"--arms {unknown[0]}: one of {list(arms)}")
+        arms = {name: arms[name] for name in options.arms}
 
     def once(arm: Callable[[], Tensor]) -> list[Tensor]:
         values = arm()
