@@ -58,15 +58,18 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
 
 
 def test_rewards_come_back_in_order():
-    """128 responses, judged by several threads in any order, keep their places: a shuffled reward trains on noise."""
-    groups = [
-        Group(prompt(f"p{g}", f"x+{g}"), [rollout(f"\\boxed{{{g if i % 3 else g + 1}+x}}") for i in range(8)])
-        for g in range(16)
-    ]
-    scored = score(groups, functools.partial(math_reward, workers=2))
+    """Responses judged by several threads, the early ones slowest, keep their places: a shuffled reward is noise."""
+
+    def slow(prompt: Prompt, rollout: Rollout, *, workers: int = 4) -> Reward:
+        time.sleep(0.002 * (8 - len(rollout.token_ids)))
+        return math_reward(prompt, rollout)
+
+    answers = [rollout(f"\\boxed{{{i % 3}}}", tokens=i) for i in range(8)]
+    groups = [Group(prompt(f"p{g}", str(g % 3)), answers) for g in range(16)]
+    scored = score(groups, functools.partial(slow, workers=4))
     assert scored is groups
-    for group in groups:
-        assert [r.value for r in group.rewards] == [0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    for g, group in enumerate(groups):
+        assert [r.value for r in group.rewards] == [float(i % 3 == g % 3) for i in range(8)]
 
 
 def test_verifier_failures_stop_the_batch():
@@ -91,7 +94,7 @@ def test_exception_of_a_verifier_is_not_a_zero():
 
 
 def test_hanging_requests_hold_nobody_up():
-    """Four requests that never end are killed at 3 s; ten others asked meanwhile are answered before that."""
+    """Four requests that never end are killed at their deadline; others asked meanwhile are answered before that."""
     pool = symbolic()
     pool.start()
     ended: list[float] = []
@@ -107,14 +110,14 @@ def test_hanging_requests_hold_nobody_up():
     for thread in threads:
         thread.start()
     time.sleep(0.1)
-    for i in range(10):
+    for i in range(4):
         assert pool.ask({"gold": f"x+{i}", "answer": f"{i}+x"}, 3.0) == {"equal": True}
     waited = time.monotonic() - begun
     for thread in threads:
         thread.join()
-    assert waited < 2.9, "others waited for the hanging ones"
     assert len(ended) == 4
-    assert max(ended) < 4.5
+    assert waited < min(ended), "others waited for the hanging ones"
+    assert max(ended) < 3.0 * killable.STARVED + 2.0
     assert len(pool.alive) <= 2
 
 

@@ -2,7 +2,7 @@
 
 A nursery process imports and warms up once, then forks workers in milliseconds, so that a killed worker costs nothing.
 A caller's thread takes a worker, sends one line of JSON and waits for one line. A request still running after `SOFT`
-seconds gives up its place and its priority, so that others go on; at the deadline its worker is killed. Nothing starts
+seconds gives up its place, so that others go on; at the deadline its worker is killed. Nothing starts
 before the first request. Nursery and workers see end of file when the caller dies (SIGKILL too) and end.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -27,6 +28,8 @@ SOFT = 0.3
 """Seconds after which a request no longer counts as one of the pool's running requests."""
 START = 120.0
 """Seconds the nursery may take to import what it needs."""
+STARVED = 3
+"""Wall seconds for every second of the deadline, on a machine that is busy with other things."""
 MOST_SLOW = 8
 """Overrunning requests that may run beside the pool's `size`."""
 
@@ -66,10 +69,13 @@ class Worker:
         line = read_line(self.end, self.buffer, until)
         return None if line is None else json.loads(line)
 
-    def yield_cpu(self) -> None:
-        """Lowest priority from here on."""
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, self.pid, 19)
+    def cpu_seconds(self) -> float:
+        """CPU time it has used so far; infinite when it has ended."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return math.inf
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -181,30 +187,34 @@ class Pool:
     def ask(self, request: Any, deadline: float) -> Any:
         """The worker's answer to `request`.
 
-        `deadline`: seconds from when a worker takes it up. Raises WorkerFailure when it passes or the worker ends.
+        `deadline`: seconds from when a worker takes it up; one that other programs left less than half of them gets up
+        to STARVED times as many. Raises WorkerFailure when it passes or the worker ends.
         """
         line = json.dumps(request).encode() + b"\n"
         self.places.acquire()
         held, usable, worker = True, False, None
         try:
             worker = self.take()
-            begun = time.monotonic()
+            begun, used = time.monotonic(), worker.cpu_seconds()
             worker.end.sendall(line)
             answer = worker.receive(begun + min(SOFT, deadline))
-            if answer is None and self._linger():
-                worker.yield_cpu()
+            lingering = answer is None and self._linger()
+            if lingering:
                 self.places.release()
                 held = False
-                try:
-                    answer = worker.receive(begun + deadline)
-                finally:
-                    with self.lock:
-                        self.slow -= 1
-            elif answer is None:
-                answer = worker.receive(begun + deadline)
+            try:
+                until = begun + deadline
+                while answer is None and time.monotonic() < until:
+                    answer = worker.receive(until)
+                    starved = worker.cpu_seconds() - used < deadline / 2
+                    if answer is None and starved and until < begun + STARVED * deadline:
+                        until += deadline / 4
+            finally:
+                with self.lock:
+                    self.slow -= lingering
             if answer is None:
                 raise WorkerFailure(f"no answer within {deadline:g} s")
-            usable = held  # one that has lost its priority is not used again
+            usable = True
             return answer
         except (BrokenPipeError, ConnectionResetError) as error:
             raise WorkerFailure("the worker ended before it read the request") from error

@@ -23,6 +23,7 @@ from gspo.rewards.answers import find_answer, last_box
 from gspo.rewards.compare import Comparer
 from gspo.rewards.nodes import Leaf, Many, Node, Nothing, squeeze
 from gspo.rewards.normalise import normalise
+from gspo.rewards.numeric import clearly_different
 from gspo.rewards.rational import too_big
 from gspo.rewards.structure import read
 from gspo.types import Prompt, Reward, Rollout, Verdict
@@ -37,8 +38,8 @@ UNEVALUATED = re.compile(
 WRAPPED = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^}]*\}")
 WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 REFUSED = re.compile(
-    r"(?:[Ss]ee|[Rr]efer to|[Cc]f\.?|(?:[Tt]he )?[Pp]roof|[Oo]mitted|[Tt]o be)\b[^\d=]*|[Ss]olution|[Nn]/?[Aa]|NaN|None|null|"
-    r"[Uu]nknown|TB[DA]|[Aa]nswers?(?: (?:may )?var(?:y|ies))?|[-?._*\s]*"
+    r"(?:[Ss]ee|[Rr]efer to|[Cc]f\.?|(?:[Tt]he )?[Pp]roof|[Oo]mitted|[Tt]o be)\b[^\d=]*|[Ss]olution|[Nn]/?[Aa]|NaN|"
+    r"None|null|[Uu]nknown|TB[DA]|[Aa]nswers?(?: (?:may )?var(?:y|ies))?|[-?._*\s]*"
 )
 """Whole golds that stand for a missing answer."""
 
@@ -105,7 +106,6 @@ def _symbolic(used: list[str], workers: int) -> Any:
 
     def equal(gold: str, answer: str) -> bool:
         nonlocal left
-        used.append("math-verify")
         if reason := too_big(answer):
             used.append(f"size guard: {reason}")
             return False
@@ -113,7 +113,10 @@ def _symbolic(used: list[str], workers: int) -> Any:
             raise _Failed(f"the gold answer is too big: {reason}")
         if left <= 0:
             raise _Failed(f"no answer within {DEADLINE:g} s")
+        if clearly_different(gold, answer):
+            return False
         request = {"gold": _for_worker(gold), "answer": _for_worker(answer)}
+        used.append("math-verify")
         begun = time.monotonic()
         try:
             reply = killable.pool("gspo.rewards.symbolic", workers).ask(request, min(left, DEADLINE))
