@@ -74,11 +74,7 @@ def logp(options: argparse.Namespace) -> list[Row]:
             -torch.nn.functional.linear_cross_entropy(hidden, weight, targets, reduction="none", options=chunks)
         )
 
-    if options.arms:
-        unknown = [name for name in options.arms if name not in arms]
-        if unknown:
-            raise SystemExit(f"--arms {unknown[0]}: one of {list(arms)}")
-        arms = {name: arms[name] for name in options.arms}
+    arms = chosen(arms, options.arms)
 
     def once(arm: Callable[[], Tensor]) -> list[Tensor]:
         values = arm()
@@ -98,6 +94,14 @@ def logp(options: argparse.Namespace) -> list[Row]:
             rows[name] |= dict(zip(("logp error", "d hidden error", "d weight error"), errors, strict=True))
             del result
     return compared(list(rows.values()))
+
+
+def chosen(arms: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
+    """The arms of these names, or all; SystemExit for a name that is none of them."""
+    for name in names or []:
+        if name not in arms:
+            raise SystemExit(f"--arms {name}: one of {list(arms)}")
+    return {name: arms[name] for name in names or arms}
 
 
 def measured(run: Callable[[], Any], device: str) -> tuple[Any, float, int]:
