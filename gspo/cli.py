@@ -30,7 +30,8 @@ def train() -> None:
         hydra_config = HydraConfig.get()
         overrides = list(hydra_config.overrides.task)
         if hydra_config.mode == RunMode.MULTIRUN:
-            config.run.dir = f"{hydra_config.sweep.dir}/{job_name(hydra_config.job.override_dirname)}"
+            config.run.name = job_name(hydra_config.job.override_dirname)
+            config.run.dir = f"{hydra_config.sweep.dir}/{config.run.name}"
             config.resume = "auto" if config.resume == "never" else config.resume
             config.tracking.group = config.tracking.group or config.sweep.name
             run, plain = to_run(config), to_plain(config)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gspo import preflight, pretrained
-from gspo.config import Run, target
+from gspo import data, preflight, pretrained
+from gspo.config import Run, bind, target
 from gspo.formula import algebra
 from gspo.tracking import run_dir
 from gspo.tracking.run_dir import RunDir
@@ -25,21 +25,27 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
     Raises ValueError for whatever is wrong before anything is created.
     """
     findings = preflight.check(plain)
+    pretrained.check(run.model.path)
+    data.check(run.data)
+    bind(run.reward, "reward")
+    directory = run_directory(run)
+    continued = directory.exists()
+    if continued and may_continue(directory, run, plain) == "finished":
+        print(f"{directory}: finished earlier, skipped")
+        return 0
     for finding in findings:
         print(f"warning: {finding.text}", file=sys.stderr)
     use_what_is_installed(run, plain)
-    pretrained.check(run.model.path)
-    directory, continued = Path(run.run.dir), None
-    if run.resume not in ("never", "auto"):
-        directory = Path(run.resume)
-        if not directory.is_dir():
-            raise ValueError(f"resume={run.resume}: no such run directory; never, auto or an existing one are accepted")
-    if directory.exists():
-        continued = may_continue(directory, run, plain)
-        if continued == "finished":
-            print(f"{directory}: finished earlier, skipped")
-            return 0
-    return _train(run, plain, overrides, directory, findings, continued is not None)
+    return _train(run, plain, overrides, directory, findings, continued)
+
+
+def run_directory(run: Run) -> Path:
+    """`run.dir`, or the run directory that `resume` names. Raises ValueError when that one does not exist."""
+    if run.resume in ("never", "auto"):
+        return Path(run.run.dir)
+    if not Path(run.resume).is_dir():
+        raise ValueError(f"resume={run.resume}: no such run directory (accepted: never, auto, or an existing one)")
+    return Path(run.resume)
 
 
 def may_continue(directory: Path, run: Run, plain: dict[str, Any]) -> str:
@@ -108,11 +114,11 @@ def _train(
                 train(run, parts, record, first_step=first)
             finally:
                 parts.engine.close()
-    except KeyboardInterrupt:
-        return 130
     except Interrupted as error:
         print(f"gspo-train: interrupted: {error}; resume={directory} continues", file=sys.stderr)
         return 130 if "SIGINT" in str(error) else 143
+    except KeyboardInterrupt:
+        return 130
     except (RuntimeError, ValueError, OSError) as error:
         if run.debug:
             traceback.print_exc()

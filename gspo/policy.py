@@ -40,7 +40,9 @@ def load(
     `experts_implementation`.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     more = {} if experts_implementation is None else {"experts_implementation": experts_implementation}
     model = AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=torch.float32, trust_remote_code=trust_remote_code, local_files_only=True, **more

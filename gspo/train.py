@@ -34,7 +34,7 @@ class TrainingStopped(RuntimeError):
     """The run cannot go on; the message says why."""
 
 
-class Interrupted(RuntimeError):
+class Interrupted(KeyboardInterrupt):
     """A signal asked the run to stop; everything up to the last whole step is saved."""
 
 

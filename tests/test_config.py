@@ -68,7 +68,8 @@ def test_every_algo_says_what_it_optimises(algo):
 )
 def test_every_option_composes(group, option):
     """A file that no default names is loaded all the same; nothing is missing, and the plain form has no `${`."""
-    config = composed(f"{group}={option}")
+    named = ["data.path=mine.jsonl"] if option == "files" else []
+    config = composed(f"{group}={option}", *named)
     assert isinstance(to_run(config), Run)
     assert "${" not in str(to_plain(config))
 
