@@ -140,6 +140,4 @@ def checked(
         yield name, tensor
     missing = sorted(set(shapes) - seen - set(tied))
     if missing:
-        raise ValueError(
-            f"{len(missing)} weights were not sent, the first {missing[0]}: the engine would keep old ones"
-        )
+        raise ValueError(f"{len(missing)} weights were not sent ({missing[0]}, ...): the engine would keep old ones")

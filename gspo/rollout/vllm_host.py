@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,7 +28,13 @@ INHERITED = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_MAX_THREADS", "TORCHINDU
 
 
 def prepare_environment(device: str | None) -> None:
-    """Set the variables that vLLM reads when imported; those the user has set stay."""
+    """Set the variables that vLLM, and torch beneath it, read when imported; those the user has set stay.
+
+    `device` None: what a run would take, `cuda` where there is one.
+    """
+    import torch
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {})).items():
         os.environ.setdefault(name, value)
 
@@ -60,7 +67,7 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hold stderr back, C++ and child processes included; shown after all if the body raises.
+    """Hold warnings and stderr back, C++ and child processes included; stderr is shown after all if the body raises.
 
     Does nothing when the user asks for more of vLLM's log than errors (VLLM_LOGGING_LEVEL).
     """
@@ -71,7 +78,8 @@ def quiet() -> Iterator[None]:
         return
     sys.stderr.flush()
     saved = os.dup(2)
-    with tempfile.TemporaryFile() as held:
+    with tempfile.TemporaryFile() as held, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         os.dup2(held.fileno(), 2)
         try:
             yield

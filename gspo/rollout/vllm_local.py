@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+GPU_MAX_BATCH = 1024
+"""Sequences that a GPU decodes at once; the others wait for a place."""
+
+
 def available(device: str | None = None) -> str | None:
     """Why vLLM cannot be used here, in one line, or None when it can. Imports vLLM (seconds).
 
@@ -97,6 +101,8 @@ class VllmEngine:
     def generate(self, prompts: Sequence[Prompt], group_size: int, *, seed: int, step: int) -> list[list[Rollout]]:
         """`[P][G]` responses; see `Engine.generate`."""
         check_prompts(prompts, group_size, self._context)
+        if not prompts:
+            return []
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
         how = [self._request(prompt, group_size, request_seed(seed, step, prompt.id)) for prompt in prompts]
         with kept():
@@ -204,6 +210,7 @@ def _engine_keywords(
         keywords["max_num_batched_tokens"] = max(4096, context, max_batch)
         keywords["kv_cache_memory_bytes"] = settings.kv_cache_gb * 2**30
     else:
+        keywords["max_num_seqs"] = min(max_batch, GPU_MAX_BATCH)
         keywords["tensor_parallel_size"] = settings.tensor_parallel
         keywords["gpu_memory_utilization"] = settings.memory_fraction
     return keywords
