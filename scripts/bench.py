@@ -81,12 +81,12 @@ def logp(options: argparse.Namespace) -> list[Row]:
         return [values.detach(), *torch.autograd.grad(values, (hidden, weight), upstream)]
 
     reference: list[Tensor] = []
-    rows = {name: {"arm": name, "seconds": [], "peak": []} for name in arms}
+    rows = {name: {"arm": name, "seconds": [], "busy": [], "peak": []} for name in arms}
     for _ in range(options.repeats):
         for name, arm in arms.items():
-            result, seconds, peak = measured(lambda arm=arm: once(arm), options.device)
-            rows[name]["seconds"].append(seconds)
-            rows[name]["peak"].append(peak)
+            result, *costs = measured(lambda arm=arm: once(arm), options.device)
+            for cost, value in zip(("seconds", "busy", "peak"), costs, strict=True):
+                rows[name][cost].append(value)
             reference = reference or result
             errors = [(a - b).abs().max() for a, b in zip(result, reference, strict=True)]
             scales = [1.0, *(b.abs().max() for b in reference[1:])]
@@ -104,8 +104,8 @@ def chosen(arms: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
     return {name: arms[name] for name in names or arms}
 
 
-def measured(run: Callable[[], Any], device: str) -> tuple[Any, float, int]:
-    """(result, wall seconds, peak bytes beyond what was held before) of one call."""
+def measured(run: Callable[[], Any], device: str) -> tuple[Any, float, float, int]:
+    """(result, wall seconds, seconds of CPU, peak bytes beyond what was held before) of one call."""
     import torch
 
     gc.collect()
@@ -118,13 +118,13 @@ def measured(run: Callable[[], Any], device: str) -> tuple[Any, float, int]:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")  # the high-water mark of resident memory starts again (Linux)
         held = resident("VmRSS")
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     result = run()
     if device == "cuda":
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else resident("VmHWM")
-    return result, seconds, peak - held
+    return result, seconds, busy, peak - held
 
 
 def resident(field: str) -> int:
@@ -134,13 +134,17 @@ def resident(field: str) -> int:
 
 
 def compared(rows: list[Row]) -> list[Row]:
-    """Medians of seconds and peaks, each also as a ratio to the first row's of the same round."""
+    """Medians of seconds and peaks, and of their ratios to the first row's of the same round.
+
+    The ratio of CPU seconds stays meaningful where other programs keep the cores busy.
+    """
     first = rows[0]
     return [
         {
             "arm": row["arm"],
             "seconds": round(statistics.median(row["seconds"]), 2),
             "time ratio": round(ratio(row["seconds"], first["seconds"]), 3),
+            "CPU ratio": round(ratio(row["busy"], first["busy"]), 3),
             "peak GiB": round(statistics.median(row["peak"]) / GIB, 3),
             "peak ratio": round(ratio(row["peak"], first["peak"]), 4),
         }
