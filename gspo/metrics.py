@@ -152,6 +152,11 @@ FROM_UPDATES: list[Metric] = [
 FROM_THE_LOOP: list[Metric] = [
     Metric("step", "step", "rollout step, from 0"),
     Metric("reward/<part>", "reward", "mean of the reward's part (correct, format, ...)"),
+    Metric("compute/flops_<phase>", "FLOP", "executed so far in rollout, old_logp, update, eval, and their total"),
+    Metric("compute/tokens_<kind>", "tokens", "so far: prompt (a response each), sampled, trained"),
+    Metric("compute/device_seconds", "device s", "so far: wall seconds of all phases times devices"),
+    Metric("perf/tokens_per_s", "tokens/s", "sampled tokens of the step / its seconds without evaluation"),
+    Metric("perf/mfu", "share", "model FLOPs of old_logp and update, no recompute / (stated peak * device-seconds)"),
     Metric("time/<phase>_s", "s", "wall seconds of rollout, reward, old_logp, update, sync, and the whole step"),
 ]
 
@@ -205,3 +210,7 @@ def _put(row: dict[str, float], metric: Metric, rows: Rows, suffix: str) -> None
         value = metric.value(rows)
         if not np.isnan(value):
             row[name] = value
+
+
+if __name__ == "__main__":
+    print(glossary())

@@ -1,6 +1,7 @@
 """Metrics are sums over one table: hand-worked fractions, and independence of how the batch was cut."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,6 +177,8 @@ def test_glossary_names_every_metric():
     text = metrics.glossary()
     for metric in [*metrics.FROM_ROWS, *metrics.FROM_UPDATES]:
         assert f"| `{metric.name}` | {metric.unit} |" in text
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    assert readme.partition("<!-- glossary -->\n")[2].partition("\n<!-- /glossary -->")[0] == text
 
 
 def test_micro_batches_respect_the_token_budget():
