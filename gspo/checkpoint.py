@@ -22,20 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gspo.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
 from gspo.tracking import files
-
-__all__ = [
-    "capture_rng",
-    "damage",
-    "flatten_optimizer",
-    "latest",
-    "load",
-    "restore_rng",
-    "save",
-    "steps",
-    "unflatten_optimizer",
-]
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from typing import Any
 from gspo import data, preflight, pretrained
 from gspo.config import Run, bind, target
 from gspo.formula import algebra
-from gspo.tracking import run_dir
-from gspo.tracking.run_dir import RunDir
+from gspo.tracking import run_dir, wandb_mirror
+from gspo.tracking.record import redact
+from gspo.tracking.run_dir import Interrupted, RunDir
 
 MAY_CHANGE = ("resume", "debug", "run", "tracking", "checkpoint", "sweep", "train.steps", "rollout.check_every")
 """Keys (or groups) that may differ between a run and its continuation."""
@@ -28,6 +29,7 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
     pretrained.check(run.model.path)
     data.check(run.data)
     bind(run.reward, "reward")
+    wandb_mirror.check(run.tracking.wandb)
     directory = run_directory(run)
     continued = directory.exists()
     if continued and may_continue(directory, run, plain) == "finished":
@@ -56,7 +58,7 @@ def may_continue(directory: Path, run: Run, plain: dict[str, Any]) -> str:
     if run.resume == "never":
         raise ValueError(f"run.dir={directory}: exists; choose another run.dir, or resume=auto to continue it")
     status = run_dir.status(directory)
-    changed = differences(run_dir.read_config(directory), plain)
+    changed = differences(run_dir.read_config(directory), redact(plain))
     if changed:
         raise ValueError(f"{directory}: has another configuration ({'; '.join(changed)}); it is left as it is")
     done = status == "finished" and run_dir.read_config(directory)["train"]["steps"] >= run.train.steps
@@ -93,7 +95,7 @@ def _train(
     from gspo import parts as made
     from gspo.tracking.summary import summarize
     from gspo.tracking.wandb_mirror import Mirror
-    from gspo.train import Interrupted, train
+    from gspo.train import train
 
     objective, _, _ = made.functions(run)  # a combination that a function refuses is refused here
     model_dir = pretrained.resolve(run.model.path)

@@ -24,7 +24,8 @@ from gspo.parts import Parts
 from gspo.rewards.score import score
 from gspo.rollout import agreement
 from gspo.tracking.display import Display
-from gspo.tracking.run_dir import RunDir
+from gspo.tracking.run_dir import Interrupted, RunDir
+from gspo.tracking.samples import sample_rows
 from gspo.types import Batch, Group
 
 log = logging.getLogger(__name__)
@@ -32,10 +33,6 @@ log = logging.getLogger(__name__)
 
 class TrainingStopped(RuntimeError):
     """The run cannot go on; the message says why."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal asked the run to stop; everything up to the last whole step is saved."""
 
 
 def train(run: Run, parts: Parts, record: RunDir, *, first_step: int = 0) -> None:
@@ -124,25 +121,6 @@ def update_metrics(updates: list[Update]) -> dict[str, float]:
     for k, update in enumerate(updates):
         row |= {f"optim/loss/mb{k}": update.loss, f"optim/grad_norm/mb{k}": update.grad_norm}
     return row
-
-
-def sample_rows(groups: list[Group], count: int) -> list[dict[str, Any]]:
-    """The first response of each of the first `count` groups, as a person reads it."""
-    return [
-        {
-            "prompt_id": group.prompt.id,
-            "prompt": group.prompt.text,
-            "response": group.rollouts[0].text,
-            "reference": group.prompt.reference,
-            "reward": group.rewards[0].value,
-            "parts": group.rewards[0].parts,
-            "verdict": group.rewards[0].verdict,
-            "reason": group.rewards[0].reason,
-            "finish": group.rollouts[0].finish,
-            "length": len(group.rollouts[0].token_ids),
-        }
-        for group in groups[:count]
-    ]
 
 
 def minibatch_seed(seed: int, number: int) -> int:

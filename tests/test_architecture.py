@@ -14,6 +14,7 @@ LAYERS = {
     "types": set(),
     "report": set(),
     "config": set(),
+    "sft_config": {"config"},
     "formula": set(),
     "shape": set(),
     "devices": set(),
@@ -24,6 +25,7 @@ LAYERS = {
     "sequences": {"algorithms", "metrics", "types"},
     "batch": {"types"},
     "policy": {"linear_logp"},
+    "parallel": {"types"},
     "routing": {"policy", "types"},
     "routing_meter": {"routing", "policy"},
     "learner": {"algorithms", "batch", "config", "metrics", "parallel", "policy", "routing", "sequences", "types"},
@@ -38,7 +40,7 @@ import anything below; nothing here imports them."""
 
 HEAVY = {
     "vllm": {"rollout/vllm_local.py", "rollout/vllm_weights.py"},
-    "wandb": {"tracking/wandb_mirror.py"},
+    "wandb": {"tracking/wandb_mirror.py", "report/dashboard.py"},
     "math_verify": {"rewards/judge_worker.py"},
     "datasets": {"data/files.py"},
     "wandb_workspaces": {"report/dashboard.py"},

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gspo import checkpoint
+from gspo import state as state_of
 
 
 class Net(nn.Module):
@@ -54,8 +55,8 @@ def seed_all(seed: int) -> None:
 
 
 def save_run(directory, step, model, optimizer, schedule, **more):
-    tensors, structure = checkpoint.flatten_optimizer(optimizer.state_dict())
-    rng, rng_json = checkpoint.capture_rng()
+    tensors, structure = state_of.flatten_optimizer(optimizer.state_dict())
+    rng, rng_json = state_of.capture_rng()
     state = {"optimizer": structure, "rng": rng_json, "schedule": schedule.last_epoch}
     groups = {"model": model.state_dict(), "optimizer": tensors, "rng": rng}
     return checkpoint.save(directory, step, tensors=groups, state=state, **more)
@@ -80,9 +81,9 @@ def test_stop_and_resume_equals_straight_run_to_the_bit(tmp_path):
     advance(model, optimizer, schedule, 2)
     tensors, state = checkpoint.load(path)
     model.load_state_dict(tensors["model"])
-    optimizer.load_state_dict(checkpoint.unflatten_optimizer(tensors["optimizer"], state["optimizer"]))
+    optimizer.load_state_dict(state_of.unflatten_optimizer(tensors["optimizer"], state["optimizer"]))
     schedule.last_epoch = state["schedule"]
-    checkpoint.restore_rng(tensors["rng"], state["rng"])
+    state_of.restore_rng(tensors["rng"], state["rng"])
     assert advance(model, optimizer, schedule, 4) == losses[5:]
     for (name, mine), theirs in zip(model.state_dict().items(), straight[0].state_dict().values(), strict=True):
         assert torch.equal(mine, theirs), name
@@ -95,10 +96,10 @@ def test_optimizer_state_comes_back_as_it_was(tmp_path):
     advance(model, optimizer, schedule, 3)
     said = optimizer.state_dict()
     said["param_groups"][0] |= {"odd": (1e-320, float("inf"), -0.0), "none": None, "flag": True}
-    tensors, structure = checkpoint.flatten_optimizer(said)
+    tensors, structure = state_of.flatten_optimizer(said)
     checkpoint.save(tmp_path, 1, tensors={"optimizer": tensors}, state={"optimizer": structure})
     loaded, state = checkpoint.load(tmp_path / "step_000001")
-    back = checkpoint.unflatten_optimizer(loaded["optimizer"], state["optimizer"])
+    back = state_of.unflatten_optimizer(loaded["optimizer"], state["optimizer"])
     assert back["param_groups"] == said["param_groups"]
     assert str(back["param_groups"]) == str(said["param_groups"])  # -0.0, True against 1, tuple against list
     assert list(back["state"]) == list(said["state"])
@@ -113,4 +114,4 @@ def test_optimizer_state_comes_back_as_it_was(tmp_path):
 def test_optimizer_state_refuses_what_it_cannot_keep():
     """An object that JSON or safetensors would change is an error, not a pickle."""
     with pytest.raises(TypeError, match=r"optimizer\.a: a set cannot be stored"):
-        checkpoint.flatten_optimizer({"a": {1, 2}})
+        state_of.flatten_optimizer({"a": {1, 2}})
