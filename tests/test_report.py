@@ -18,7 +18,10 @@ from report_runs import learning, write_run, write_sweep
 from gspo.report import arms, main
 from gspo.report.collapse import judge, of_run, peak, smoothed
 from gspo.report.collect import collect, read_run
+from gspo.report.contents import all_tables
+from gspo.report.html import page
 from gspo.report.statistics import Interval
+from gspo.report.summary import summarize
 from gspo.report.tables import Table, csv_text, latex_text
 
 HEALTHY = np.zeros(120)
@@ -264,13 +267,14 @@ def test_excluded_runs_are_named(tmp_path):
     write_run(tmp_path, "grpo", 7, low, record={"status": "failed", "reason": "OutOfMemoryError: 3 GiB"})
     write_run(tmp_path, "grpo", 8, low, record={"status": "interrupted", "reason": "SIGTERM after step 39"})
     write_run(tmp_path, "grpo", 9, low, record={"status": "running"})
-    assert main([str(tmp_path)]) == 0
-    text = (tmp_path / "report" / "report.html").read_text()
+    found = summarize(tmp_path)
+    text = page("title", found, all_tables(found), {}, "step")
     for words in ("OutOfMemoryError: 3 GiB", "SIGTERM after step 39", "the process is gone"):
         assert words in text
-    final = rows_of(tmp_path / "report" / "final_scores.csv")[0]
-    assert final["mean_n"] == "4"
-    assert float(final["min"]) > 0.3
+    table = next(table for table in all_tables(found) if table.name == "final_scores")
+    mean, least = table.rows[0][table.columns.index("mean")], table.rows[0][table.columns.index("min")]
+    assert mean.n == 4
+    assert least > 0.3
 
 
 def test_curves_meet_the_runs(sweep):
@@ -284,6 +288,36 @@ def test_curves_meet_the_runs(sweep):
             values.append(np.interp(float(row["x"]), run.column("compute/tokens_sampled")[9:], R))
     assert float(row["value"]) == pytest.approx(np.mean(values), rel=1e-6)
     assert float(row["value_low"]) < np.mean(values) < float(row["value_high"])
+
+
+def test_workspace_is_built_offline(tmp_path, monkeypatch, capsys):
+    """--wandb without a network writes a view that the library reads back: panels, grouping, the group's runs only."""
+    pytest.importorskip("wandb_workspaces")
+    from gspo.report import dashboard
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for seed in range(2):
+        write_run(tmp_path, "gspo", seed, np.full(5, 0.5), config={"tracking.group": "multi_seed"}, held_out={0: 0.2})
+    found = summarize(tmp_path)
+    assert "not sent" in dashboard.publish(found, tmp_path)
+    text = (tmp_path / "workspace.json").read_text()
+    view = dashboard.from_json(text)
+    panels = {section.name: section.panels for section in view.sections}
+    assert list(panels) == ["Clip fractions", "Reward", "Collapse"]
+    lines = [panel.y[0].name for section in view.sections for panel in section.panels if hasattr(panel, "y")]
+    assert lines[:4] == ["clip/token_binding", "clip/token_outside", "clip/seq_binding", "clip/seq_outside"]
+    logged = set(found.runs[0].metrics) | {"avg_at_k"}
+    assert set(lines) - logged <= {"reward/zero_spread", "policy/entropy", "optim/grad_norm", "optim/skipped"}
+    assert {panel.groupby.name for section in panels.values() for panel in section if hasattr(panel, "groupby")} == {
+        "algo.name"
+    }
+    assert "multi_seed" in view.runset_settings.filters
+    assert "| gspo | 0 of 0 |" in panels["Collapse"][0].markdown
+    again = dashboard.to_json(view)
+    assert (
+        json.loads(again)["spec"]["section"]["panelBankConfig"]
+        == json.loads(text)["spec"]["section"]["panelBankConfig"]
+    )
 
 
 def test_wrong_arguments_are_one_line(tmp_path, capsys):

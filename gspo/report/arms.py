@@ -86,19 +86,37 @@ def assign(runs: Sequence[Run], swept: Sequence[str]) -> list[str]:
         values = [(key, value_of(run, key)) for key in swept]
         named = any(key in FIRST for key in swept)
         parts = [] if named else [str(run.config.get("algo.name", "runs"))]
-        parts += [str(value) if key in FIRST else f"{_short(key)}={_text(value)}" for key, value in values]
+        parts += _labels(values)
         run.arm = ", ".join(parts)
         order[run.arm] = tuple(_natural(value) for _, value in values)
     return sorted(order, key=lambda arm: order[arm])
 
 
+def _labels(values: Sequence[tuple[str, Any]]) -> list[str]:
+    """The parts of an arm's name: the algorithm bare, a clip range as `clip 0.2/0.27`, other keys as `lr=0.001`."""
+    table = dict(values)
+    whole = {"clip.low", "clip.high"} <= set(table)
+    labels: list[str] = []
+    for key, value in values:
+        if whole and key == "clip.high":
+            low, high = table["clip.low"], table["clip.high"]
+            labels.append("no clip" if low is None and high is None else f"clip {_text(low)}/{_text(high)}")
+        elif not (whole and key == "clip.low"):
+            labels.append(str(value) if key in FIRST else f"{_short(key)}={_text(value)}")
+    return labels
+
+
 def _short(key: str) -> str:
-    """`clip.low` stays; `optim.lr` and the like lose their group."""
+    """`optim.lr` loses its group; keys that would be vague without it do not."""
     return key if key.startswith(("clip.", "model", "data")) else key.rpartition(".")[2]
 
 
 def _text(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    """A value in an arm's name; numbers that only an override knows are shortened too."""
+    try:
+        return "none" if value in (None, "null") else f"{float(value):g}"
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def _natural(value: Any) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 """Okabe and Ito's, distinguishable with any colour vision."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+PNG_DPI = 200
 STYLE: Any = {
     "svg.hashsalt": "gspo",
     "font.size": 9,
@@ -35,8 +36,6 @@ STYLE: Any = {
     "axes.linewidth": 0.8,
     "lines.linewidth": 1.6,
     "legend.frameon": False,
-    "figure.dpi": 100,
-    "savefig.dpi": 200,
 }
 
 
@@ -51,23 +50,33 @@ def style() -> Iterator[None]:
         yield
 
 
-def panels(rows: int, columns: int, *, width: float = 3.4, height: float = 2.6) -> tuple[Figure, list[Axes]]:
-    """A figure of `rows x columns` panels of `width x height` inches, and its axes in reading order."""
+def panels(
+    rows: int, columns: int, *, width: float = 3.4, height: float = 2.6, left: float = 0.0
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `rows x columns` panels of `width x height` inches, `left` more for labels; axes in reading order."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(width * columns + left, height * rows), layout="constrained")
     return figure, list(np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel())
 
 
+def room_for(labels: Sequence[str]) -> float:
+    """Inches that the longest label takes at the size of tick labels."""
+    return 0.068 * max((len(line) for label in labels for line in label.splitlines()), default=0)
+
+
 def save(figure: Figure, folder: Path, name: str) -> str:
-    """Write NAME.svg and NAME.png, without date; returns the SVG's text."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # laid out once; each file would do it again
+    """Write NAME.svg and NAME.png, without date; returns the SVG's text. Laid out once, drawn once for each."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
+    FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})
     svg = "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
     (folder / f"{name}.svg").write_text(svg, encoding="utf-8", newline="\n")
-    figure.savefig(folder / f"{name}.png", format="png", metadata={"Software": None})
+    figure.set_layout_engine("none")
+    figure.dpi = PNG_DPI
+    FigureCanvasAgg(figure).print_png(folder / f"{name}.png", metadata={"Software": None})
     return svg
 
 
@@ -84,6 +93,14 @@ def log_axis(ax: Axes, which: str) -> None:
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def amount_axis(ax: Axes) -> None:
+    """An x-axis of counts: a few ticks, large numbers as a common power of ten."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.ticklabel_format(axis="x", style="sci", scilimits=(-3, 5), useMathText=False)
 
 
 def share_axis(ax: Axes, smallest: float, top: float = 1.0) -> None:
@@ -120,11 +137,16 @@ def markers(names: Sequence[str]) -> dict[str, str]:
     return {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(names)}
 
 
-def legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
-    """One legend for all panels, under them, from the entries of one."""
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """One legend for all panels, under them, from the entries of one; the figure grows with it."""
     handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
+    if not handles:
+        return
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(labels), int(width / (room_for(labels) + 0.65))))
+    rows = math.ceil(len(labels) / columns)
+    figure.set_size_inches(max(width, room_for(labels) + 0.8), height + 0.19 * (rows - 1))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def letters(axes: Sequence[Axes]) -> None:

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gspo.report.canvas import colours, legend_below, letters, markers, panels, share_axis, smallest_positive
+from gspo.report.canvas import (
+    amount_axis,
+    colours,
+    legend_below,
+    letters,
+    markers,
+    panels,
+    room_for,
+    share_axis,
+    smallest_positive,
+)
 from gspo.report.claims import ALPHA
 from gspo.report.curves import AXES, Curve, held_out, training
 from gspo.report.statistics import Interval, iqm_interval, mean_interval
@@ -19,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curves = list[tuple[str, Curve]]
+MOST_PAIRS = 40
+"""Comparisons that one figure can show; with more there is the table only."""
 
 
 def curves(summary: Summary, axis: str) -> tuple[Figure, Curves] | None:
@@ -59,6 +71,7 @@ def _curve_figure(summary: Summary, drawn: list[tuple[str, list[Curve]]], label:
         ax.set_title(_score_title(score))
         ax.set_xlabel(label)
         ax.margins(x=0.02)
+        amount_axis(ax)
     for ax in axes[len(drawn) :]:
         ax.set_visible(False)
     letters(axes[: len(drawn)])
@@ -77,7 +90,8 @@ def clip_fractions(summary: Summary) -> tuple[Figure, Curves] | None:
     names = [n for n in ("clip/token_binding", "clip/seq_binding") if n in summary.clips]
     if not names:
         return None
-    figure, axes = panels(1, len(names), width=max(3.4, 0.55 * len(summary.arms) + 2), height=3.0)
+    turned = 0.5 * room_for(summary.arms) if _slant(summary.arms) else 0.0
+    figure, axes = panels(1, len(names), width=max(3.4, 0.5 * len(summary.arms) + 1) + turned, height=2.8 + turned)
     for ax, name in zip(axes, names, strict=True):
         _bars(ax, summary, name)
         ax.set_title("share of trained tokens clipped" if "token" in name else "share of responses clipped")
@@ -107,8 +121,9 @@ def _bars(ax: Axes, summary: Summary, name: str) -> None:
         ax.annotate(number(m.value), (i, top), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=8)
     every = [v for group in values.values() for v in group]
     share_axis(ax, smallest_positive(every), 2 * max(every, default=0.5))
-    ax.set_xticks(range(len(summary.arms)), [f"{arm}\n(n={len(values[arm])})" for arm in summary.arms],
-                  **_slant(summary.arms))  # fmt: skip
+    slant = _slant(summary.arms)
+    gap = " " if slant else "\n"
+    ax.set_xticks(range(len(summary.arms)), [f"{arm}{gap}(n={len(values[arm])})" for arm in summary.arms], **slant)
     ax.grid(axis="x", visible=False)
 
 
@@ -123,7 +138,7 @@ def collapse(summary: Summary) -> tuple[Figure, Curves] | None:
     known = [arm for arm in summary.collapse if arm.determined]
     if not known:
         return None
-    figure, (ax,) = panels(1, 1, width=4.6, height=2.9)
+    figure, (ax,) = panels(1, 1, width=5.2, height=3.0)
     tint = colours(summary.arms)
     for arm in known:
         c, last = arm.curve, max(o.time for o in arm.outcomes if not math.isnan(o.time))
@@ -131,14 +146,15 @@ def collapse(summary: Summary) -> tuple[Figure, Curves] | None:
         steps = [np.append(y, y[-1]) for y in (c.survival, c.low, c.high)]
         label = f"{arm.arm}: {arm.collapsed} of {arm.determined} collapsed"
         ax.step(x, steps[0], where="post", color=tint[arm.arm], label=label)
-        ax.fill_between(x, steps[1], steps[2], step="post", color=tint[arm.arm], alpha=0.13, linewidth=0)
+        if len(known) <= 4:
+            ax.fill_between(x, steps[1], steps[2], step="post", color=tint[arm.arm], alpha=0.13, linewidth=0)
         censored = [o.time for o in arm.outcomes if o.verdict == "stable"]
         height = [float(c.survival[np.searchsorted(c.time, t, side="right") - 1]) for t in censored]
         ax.plot(censored, height, "|", color=tint[arm.arm], markersize=7)
     ax.set_ylim(-0.03, 1.05)
     ax.set_xlabel("step")
     ax.set_ylabel("share not collapsed")
-    legend_below(figure, ax, columns=2)
+    legend_below(figure, ax)
     return figure, []
 
 
@@ -147,7 +163,10 @@ def final(summary: Summary) -> tuple[Figure, Curves] | None:
     scores = list(summary.scores)
     if not scores:
         return None
-    figure, axes = panels(1, len(scores), width=3.6, height=max(1.6, 0.42 * len(summary.arms) + 1.0))
+    counts = {score: [len(summary.scores[score].get(arm, {})) for arm in summary.arms] for score in scores}
+    names = [f"{arm} ({_counts(found)})" for arm, *found in zip(summary.arms, *counts.values(), strict=True)]
+    height = max(1.7, 0.42 * len(summary.arms) + 1.0)
+    figure, axes = panels(1, len(scores), width=2.9, height=height, left=room_for(names))
     tint = colours(summary.arms)
     for ax, score in zip(axes, scores, strict=True):
         for i, arm in enumerate(summary.arms):
@@ -159,14 +178,17 @@ def final(summary: Summary) -> tuple[Figure, Curves] | None:
             _whisker(ax, mean_interval(values, generator()), y, tint[arm], "o", "mean" if i == 0 else None)
             _whisker(ax, iqm_interval(values, generator()), y + 0.22, tint[arm], "D", "IQM" if i == 0 else None)
         ax.set_ylim(-len(summary.arms) + 0.45, 0.55)
-        counts = [len(summary.scores[score].get(arm, {})) for arm in summary.arms]
-        names = [f"{arm} (n={n})" for arm, n in zip(summary.arms, counts, strict=True)]
-        ax.set_yticks([-float(i) for i in range(len(names))], names)
+        ax.set_yticks([-float(i) for i in range(len(names))], names if ax is axes[0] else [])
         ax.set_title(_score_title(score).replace("10-step mean", "last 10 steps"))
         ax.grid(axis="y", visible=False)
     letters(axes)
     legend_below(figure, axes[0])
     return figure, []
+
+
+def _counts(found: list[int]) -> str:
+    """`n=4`, or `n=4, 3` where the scores were not had of the same number of seeds."""
+    return f"n={found[0]}" if len(set(found)) == 1 else "n=" + ", ".join(str(n) for n in found)
 
 
 def _whisker(ax: Axes, m: Interval, y: float, colour: Any, marker: str, label: str | None, filled: bool = True) -> None:
@@ -180,11 +202,12 @@ def _whisker(ax: Axes, m: Interval, y: float, colour: Any, marker: str, label: s
 def comparisons(summary: Summary) -> tuple[Figure, Curves] | None:
     """Differences of final scores and the probability of improvement; filled markers are claims."""
     held = [c for c in summary.claims if c.score in summary.scores and min(c.n_a, c.n_b) > 0]
-    if not held or len(held) > 40:
+    if not held or len(held) > MOST_PAIRS:
         return None
-    figure, axes = panels(1, 3, width=2.9, height=max(1.7, 0.3 * len(held) + 0.9))
+    names = [f"{c.a} vs {c.b}\n{c.score}, n={c.n_a}, {c.n_b}" for c in held]
+    figure, axes = panels(1, 3, width=2.5, height=max(1.7, 0.34 * len(held) + 0.9), left=0.9 * room_for(names))
     values = ("difference", "paired", "improvement")
-    titles = ("difference of means, a - b", "paired by seed, a - b", "P(a seed of a beats one of b)")
+    titles = ("difference, a - b", "paired by seed, a - b", "P(a beats b)")
     for ax, field, title in zip(axes, values, titles, strict=True):
         for i, claim in enumerate(held):
             m: Interval = getattr(claim, field)
@@ -194,8 +217,7 @@ def comparisons(summary: Summary) -> tuple[Figure, Curves] | None:
         ax.axvline(0.5 if field == "improvement" else 0.0, color="#999999", linewidth=0.8, linestyle="--")
         ax.set_title(title)
         ax.set_ylim(-len(held) + 0.4, 0.6)
-        ax.set_yticks([-float(i) for i in range(len(held))], [] if ax is not axes[0] else
-                      [f"{c.a} vs {c.b}\n{c.score}, n={c.n_a}, {c.n_b}" for c in held], fontsize=7)  # fmt: skip
+        ax.set_yticks([-float(i) for i in range(len(held))], names if ax is axes[0] else [], fontsize=7)
         ax.grid(axis="y", visible=False)
     axes[2].set_xlim(-0.03, 1.03)
     letters(axes)

@@ -103,7 +103,7 @@ def lengths(summary: Summary) -> tuple[Figure, list[Any]] | None:
         ax.set_xlabel("response length (trained tokens)")
         ax.set_title(title)
     letters(axes)
-    legend_below(figure, axes[1], columns=3)
+    legend_below(figure, axes[1])
     return figure, []
 
 

@@ -24,7 +24,7 @@ LEVEL = 0.95
 MIN_SEEDS = 4
 BOOTSTRAP_FROM = 10
 MIN_PAIRS = 6
-RESAMPLES = 10_000
+RESAMPLES = 5000
 EXACT_UP_TO = 20
 """Largest number of values (or pairs) whose 2^n assignments are enumerated."""
 
