@@ -113,7 +113,7 @@ class Box:
 
     def begin(self, mode: str, program: bytes, stdin: bytes = b"", **head: Any) -> None:
         """Start a test's process; `head` has cpu, wall (seconds), memory, output (bytes)."""
-        self.deadline = time.monotonic() + head["wall"] + 20
+        self.deadline = time.monotonic() + 3 * head["wall"] + 20
         self._send({"op": "run", "mode": mode, **head}, program, stdin)
 
     def _send(self, head: dict[str, Any], *blobs: bytes) -> None:

@@ -35,11 +35,13 @@ def answer_calls(module, requests, results, encode=tagged.encode, decode=tagged.
     Request {"n", "op", "of": object index or None for the module, "name", "args", "kw", "objects": whether others than
     plain values may be kept here}; answer {"n", "v": value} or {"n", "x": [exception type, text]}.
     """
-    objects = []
+    objects, places = [], {}
 
     def keep(value):
-        objects.append(value)
-        return len(objects) - 1
+        if id(value) not in places:
+            places[id(value)] = len(objects)
+            objects.append(value)
+        return places[id(value)]
 
     for line in _lines(requests):
         request = decode(line, lambda index, name: objects[index])
@@ -83,7 +85,10 @@ def _text(error):
 class _Channel:
     def __init__(self, requests, results):
         self.lines, self.results = _lines(requests), results
-        self.calls, self.raised = 0, False
+        self.calls, self.raised, self.remotes = 0, False, {}
+
+    def _remote(self, index, name):
+        return self.remotes.setdefault(index, _Remote(self, index, name))
 
     def ask(self, op, of, name, args=(), kw=()):
         """The solution's answer; raises what the solution raised, as the built-in exception of that name."""
@@ -91,7 +96,7 @@ class _Channel:
         request = {"n": self.calls, "op": op, "of": of, "name": name, "args": list(args), "kw": dict(kw)}
         request["objects"] = True
         _write(self.results, tagged.encode(request, _index_of))
-        answer = tagged.decode(next(self.lines), lambda index, name: _Remote(self, index, name))
+        answer = tagged.decode(next(self.lines), self._remote)
         if "x" not in answer:
             return answer["v"]
         self.raised = True

@@ -91,7 +91,10 @@ class Run:
         while alive:
             left = deadline - time.monotonic()
             if left <= 0 and not self.reason:
-                self._kill("wall")
+                left = self._grace()
+                deadline += left
+                if left < 0.01:
+                    self._kill("wall")
             step = min(tick, max(left, 0.01))
             for fd, _ in self.poll.poll(step * 1000 + 1):
                 if fd == self.exited:
@@ -108,6 +111,12 @@ class Run:
             while self._from_guest(fd):
                 pass
         self._report()
+
+    def _grace(self):
+        """Seconds still due to the process, because it was ready to run but had no core; at most twice its limit."""
+        self.waited = _waited_for_a_core(self.pid)
+        due = min(self.waited, 2 * self.head["wall"]) if self.waited == self.waited else 0.0
+        return self.started + self.head["wall"] + due - time.monotonic()
 
     def _kill(self, reason):
         if not self.reason:

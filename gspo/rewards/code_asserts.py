@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import builtins
 import secrets
-import sys
 from typing import Any
 
 from gspo.rewards import tagged
@@ -82,12 +81,13 @@ def _names(test: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
     tree = ast.parse(test["code"])
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     loaded = dict.fromkeys(node.id for node in nodes)
-    names = {name: name for name in loaded if not hasattr(builtins, name) and name not in sys.stdlib_module_names}
-    modules = [name for name in loaded if name in _MODULES]
+    called = {
+        node.func.id: None for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    modules = [name for name in loaded if name in _MODULES and name not in called]
+    names = {name: name for name in loaded if not hasattr(builtins, name) and name not in modules}
     if "fn" in test:
         names |= {"candidate": test["fn"], test["fn"].split(".")[-1]: test["fn"]}
     elif not names:
-        called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        first = next((func.id for func in called if isinstance(func, ast.Name)), None)
-        names = {first: first} if first else {}
+        names = {name: name for name in list(called)[:1]}
     return names, modules

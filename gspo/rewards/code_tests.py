@@ -15,6 +15,7 @@ from typing import Any
 
 from gspo.rewards import tagged
 from gspo.rewards.box import Box, BoxError, Report
+from gspo.rewards.box_layout import DISK
 from gspo.rewards.code_compare import same_output, same_value
 
 
@@ -30,8 +31,10 @@ class Outcome:
     reason: str = ""
     cpu: float = 0.0
     wall: float = 0.0
+    waited: float = 0.0
+    """Seconds of `wall` without a core, if it was killed; the wall limit is put off by as much, up to twice itself."""
     starved: bool = False
-    """A wall time-out of a process that had been waiting for a core: worth another try."""
+    """A wall time-out of a process that had waited for a core for longer than was made up for: worth another try."""
 
 
 @dataclass
@@ -113,11 +116,11 @@ def ending(report: Report, limits: dict[str, Any]) -> Outcome:
     verdict, reason, starved = "error", error or f"exit code {report.exit}", False
     if report.reason == "wall":
         verdict, reason = "timeout", f"wall limit of {limits['wall']:g} s"
-        starved = not report.waited < 0.1 * limits["wall"]
+        starved = not report.waited < 2 * limits["wall"]  # or not known
     elif report.reason == "output":
         reason = f"output over {limits['output']} bytes"
     elif report.reason == "disk":
-        reason = "files over the size limit"
+        reason = f"file size limit of {DISK >> 20} MB"
     elif report.cpu >= limits["cpu"] or report.exit == -signal.SIGXCPU:
         verdict, reason = "timeout", f"CPU limit of {limits['cpu']:g} s"
     elif error.startswith("MemoryError") and report.exit:
@@ -128,7 +131,9 @@ def ending(report: Report, limits: dict[str, Any]) -> Outcome:
         verdict, reason = "pass", ""
     elif error.startswith("BlockingIOError"):
         reason = f"process limit ({error})"
-    return Outcome(verdict, reason, report.cpu, report.wall, starved)
+    elif error.startswith(("OSError: [Errno 27]", "OSError: [Errno 28]")):
+        reason = f"file size limit ({error})"
+    return Outcome(verdict, reason, report.cpu, report.wall, report.waited, starved)
 
 
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)

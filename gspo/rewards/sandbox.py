@@ -84,7 +84,7 @@ def judge(
 
     `time_limit` is CPU seconds a test (wall: three times that, or the test's own `wall`), `budget` wall seconds after
     which no further test starts (default 20 time limits). Stops at the first test that does not pass unless `partial`.
-    A wall time-out of a process that was kept waiting for a core is tried once more, alone.
+    The wall limit does not count time without a core, up to twice itself; a time-out beyond that is tried again, alone.
     Raises InfrastructureError when no tier works; ValueError for an unknown `sandbox`.
     """
     if not tests:
