@@ -21,10 +21,10 @@ from typing import Any
 from gspo.rewards import killable
 from gspo.rewards.answers import find_answer, last_box
 from gspo.rewards.compare import Comparer
+from gspo.rewards.guards import too_big
 from gspo.rewards.nodes import Leaf, Many, Node, Nothing, squeeze
 from gspo.rewards.normalise import normalise
 from gspo.rewards.numeric import clearly_different
-from gspo.rewards.rational import too_big
 from gspo.rewards.structure import read
 from gspo.types import Prompt, Reward, Rollout, Verdict
 
