@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gspo import data, preflight, pretrained
+from gspo import data, plan, preflight, pretrained, shape
 from gspo.config import Run, bind, target
 from gspo.formula import algebra
 from gspo.tracking import run_dir, wandb_mirror
@@ -35,10 +35,17 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
     if continued and may_continue(directory, run, plain) == "finished":
         print(f"{directory}: finished earlier, skipped")
         return 0
-    for finding in findings:
-        print(f"warning: {finding.text}", file=sys.stderr)
+    announce(plain, findings)
     use_what_is_installed(run, plain)
     return _train(run, plain, overrides, directory, findings, continued)
+
+
+def announce(plain: dict[str, Any], findings: list[preflight.Finding]) -> None:
+    """Print what `gspo-plan` prints; only the findings for a model whose shape is not known."""
+    if shape.find(plain["model"]) is not None:
+        print(plan.render(plan.plan(plain)))
+    for finding in findings:
+        print(f"{finding.level}: {finding.text}", file=sys.stderr)
 
 
 def run_directory(run: Run) -> Path:
