@@ -261,6 +261,38 @@ def test_the_right_output_does_not_excuse_a_crash(program, reason):
     assert reason in said.reason
 
 
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+def test_a_program_that_closes_its_directory_is_judged(tier):
+    """A keeper that fails on what a program did to its files: the judge's failure would stop a run."""
+    program = (
+        "import os\nos.mkdir('a', 0o300)\nopen('a/b', 'w').close()\nos.mkdir('c', 0)\n"
+        "for path in ('/tmp', '.', '/dev/shm'):\n    try: os.chmod(path, 0)\n    except OSError: pass\nprint('x')"
+    )
+    given = [*expect(), *expect()]
+    assert judge(program, given, sandbox=tier).verdict == "pass"
+    assert judge(program, given, sandbox=tier).verdict == "pass"
+    assert list(Path("/tmp").glob("gspo-box-*")) == []
+
+
+def test_landlock_keeps_the_modes_of_files(tmp_path):
+    """Landlock does not guard chmod and utime: without the filter a program could open its user's files to all."""
+    target = tmp_path / "file"
+    target.write_text("kept")
+    tmp_path.chmod(0o777)
+    target.chmod(0o666)
+    before = target.stat()
+    program = (
+        f"import os\npath = {str(target)!r}\n"
+        "for act in (lambda: os.chmod(path, 0), lambda: os.utime(path, (1, 1)), lambda: os.truncate(path, 0),\n"
+        "            lambda: os.unlink(path), lambda: open(path), lambda: os.rename(path, 'x'),\n"
+        "            lambda: os.link(path, 'x'), lambda: os.open(path, os.O_TRUNC)):\n"
+        "    try: act(); print('done')\n    except OSError: pass\nprint('x')"
+    )
+    assert judge(program, expect(), sandbox="landlock").verdict == "pass"
+    after = target.stat()
+    assert (after.st_mode, after.st_mtime, after.st_size) == (before.st_mode, before.st_mtime, 4)
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -165,8 +165,13 @@ class Box:
         self._remove_scratch()
 
     def _remove_scratch(self) -> None:
-        if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+        if self.scratch is None:
+            return
+        for folder, inner, _ in os.walk(self.scratch):  # a program may have closed its directories to us
+            for name in inner:
+                if not os.path.islink(path := os.path.join(folder, name)):
+                    os.chmod(path, 0o700)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def wait_for(fd: int, deadline: float) -> None:

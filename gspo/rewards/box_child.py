@@ -61,6 +61,7 @@ class Run:
     def __init__(self, control, config, head, program, stdin):
         self.control, self.config, self.head = control, config, head
         self.out, self.err, self.line, self.outbox = bytearray(), b"", b"", bytearray()
+        self.owed = 0
         self.out_bytes, self.reason, self.waited, self.writing, self.reaped = 0, "", 0.0, False, False
         guest_in = _file_of(stdin)
         self.out_r, out_w = os.pipe()
@@ -138,6 +139,10 @@ class Run:
             *lines, rest = (self.line + data).split(b"\n")
             self.line = bytes(rest)
             for line in lines:
+                self.owed -= 1
+                if self.owed < 0 and self.head["mode"] == "call":  # more answers than requests
+                    self._kill("output")
+                    break
                 frames.send(self.control, {"line": True}, line)
         if max(self.out_bytes, len(self.line)) > self.head["output"]:
             self._kill("output")
@@ -152,6 +157,7 @@ class Run:
         if head["op"] == "end":
             self._kill("ended")
         else:
+            self.owed += 1
             self.outbox += blobs[0] + b"\n"
             self._write_requests()
 
@@ -182,7 +188,7 @@ class Run:
             "cpu": usage.ru_utime + usage.ru_stime,
             "wall": time.monotonic() - self.started,
             "waited": self.waited,
-            "dirty": any(os.listdir(path) for path in self.config["scratch"]),
+            "dirty": any(_holds_something(path) for path in self.config["scratch"]),
         }
         frames.send(self.control, {"report": report}, bytes(self.out), self.err)
 
@@ -208,6 +214,13 @@ def _waited_for_a_core(pid):
     except (OSError, IndexError):
         return float("nan")
     return total
+
+
+def _holds_something(path):
+    try:
+        return bool(os.listdir(path))
+    except OSError:  # the program has closed it to us
+        return True
 
 
 def _bytes_under(paths):

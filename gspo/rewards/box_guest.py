@@ -120,9 +120,9 @@ def confine(config, head):
 def _landlock(readable, writable):
     """Only `readable` paths can be read and `writable` ones changed; no TCP, signals or abstract sockets to others."""
     abi = _LIBC.syscall(444, None, ctypes.c_size_t(0), 1)
-    if abi < 1:
-        raise _error("landlock")
-    every = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}.get(abi, 0xFFFF)
+    if abi < 3:  # before, a file that can be read can be truncated
+        raise OSError(38, f"landlock of kernel 6.2 or newer is needed (version 3, not {abi})")
+    every = 0x7FFF if abi < 5 else 0xFFFF
     attr = pack("=QQQ", every, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24
     ruleset = _LIBC.syscall(444, attr, ctypes.c_size_t(size), 0)

