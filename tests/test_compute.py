@@ -19,6 +19,7 @@ MOE = DENSE | {
     "model_type": "qwen3_moe", "tie_word_embeddings": False, "num_experts": 8, "num_experts_per_tok": 3,
     "moe_intermediate_size": 40, "decoder_sparse_step": 1, "mlp_only_layers": [1],
 }  # fmt: skip
+SPARSE = MOE | {"decoder_sparse_step": 2, "mlp_only_layers": []}
 LLAMA = DENSE | {
     "model_type": "llama",
     "head_dim": 20,
@@ -42,7 +43,7 @@ def build(config: dict) -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(built, attn_implementation="eager", dtype=torch.float32)
 
 
-@pytest.mark.parametrize("config", [DENSE, MOE, LLAMA], ids=["qwen3", "qwen3_moe", "llama"])
+@pytest.mark.parametrize("config", [DENSE, MOE, SPARSE, LLAMA], ids=["qwen3", "qwen3_moe", "every_other", "llama"])
 def test_flops_equal_torchs_counter(config: dict) -> None:
     """Blocks, experts, router, attention and lm_head, forward and backward, equal torch's count to 1 %.
 
@@ -63,7 +64,7 @@ def test_flops_equal_torchs_counter(config: dict) -> None:
     assert backward.get_total_flops() == pytest.approx(2 * expected, rel=0.01)
 
 
-@pytest.mark.parametrize("config", [DENSE, MOE, LLAMA], ids=["qwen3", "qwen3_moe", "llama"])
+@pytest.mark.parametrize("config", [DENSE, MOE, SPARSE, LLAMA], ids=["qwen3", "qwen3_moe", "every_other", "llama"])
 def test_parameters_equal_the_models_own(config: dict) -> None:
     """The count by formula is the count of the built model to the last one: norms, q/k norms, biases, tied heads.
 

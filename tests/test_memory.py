@@ -40,6 +40,7 @@ def kept_bytes(kind: str, layers: int, length: int, *, cast: bool, autocast: boo
     return sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in own)
 
 
+ONE = Where(device("cpu"), 1)
 CASES = [(kind, how) for kind in tiny.KINDS for how in ("float32", "fsdp2", "autocast")]
 CASES.remove(("qwen3_moe", "autocast"))  # on the CPU autocast leaves the experts in float32, which a GPU does not
 
@@ -67,7 +68,7 @@ def test_weights_gradients_and_moments_are_the_real_tensors(kind: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 8, dtype=torch.long)).logits.sum().backward()
     optimizer.step()
-    parts = {p.name: p.bytes for p in memory.parts(planned.tiny(), of(kind), Where(device("cpu"), 1))}
+    parts = {p.name: p.bytes for p in memory.parts(planned.tiny(), of(kind), ONE)}
 
     def count(tensors: Iterable[Any]) -> int:
         return sum(t.nbytes for t in tensors if t.ndim)
@@ -95,3 +96,19 @@ def test_kv_bytes_are_the_caches(kind: str) -> None:
 def test_the_logits_chunk_is_the_trainers() -> None:
     """The plan counts the chunk that the log-probs really use."""
     assert memory.LOGITS == linear_logp.CHUNK
+
+
+def test_ranks_on_a_cpu_share_its_memory() -> None:
+    """Two processes have half of the computer each; two GPUs have all of their own."""
+    cpu, gpu = device("cpu"), device("h200")
+    assert memory.available(Where(cpu, 2)) == cpu.bytes // 2
+    assert memory.available(Where(gpu, 2)) == gpu.bytes
+
+
+def test_one_long_sequence_may_exceed_the_budget() -> None:
+    """A micro-batch holds at least one sequence, so its activations are those of model.context where that is more."""
+    small, large = (
+        {p.name: p.bytes for p in memory.parts(planned.tiny({"trainer.micro_batch_tokens": n}), of("qwen3"), ONE)}
+        for n in (16, 256)
+    )
+    assert small["activations"] == large["activations"]

@@ -92,6 +92,22 @@ def test_decoding_time_by_hand() -> None:
     assert seconds == pytest.approx((1000 * weights + contexts * cache) / (4.8e12 * 0.6), rel=1e-6)
 
 
+@pytest.mark.parametrize(("prompts", "waves", "experts"), [(64, 4, 128), (1, 1, 8)])
+def test_decoding_time_of_experts_and_waves_by_hand(prompts: int, waves: int, experts: int) -> None:
+    """8 h200, qwen3_30b_a3b: 13.0 GiB of cache hold 16 of an engine's 64 sequences, and 16 tokens reach every expert.
+
+    One response an engine reaches 8 experts of a layer and no more. Kills: one wave, active experts only, all always.
+    """
+    config = planned.config({"train.prompts_per_step": prompts, "plan.prompt_tokens": 300})
+    shape = find(config["model"])
+    assert shape is not None
+    seconds, _ = decode_seconds(config, shape, workload(config, Where(device("h200"), 8)), 0)
+    weights = 2 * (48 * (18_874_368 + experts * 4_718_592 + 262_144) + 311_164_928)
+    contexts = prompts * sum(300 + j for j in range(1, 8192))
+    read = waves * 8192 * weights + contexts * 98_304
+    assert seconds == pytest.approx(read / (4.8e12 * 0.6), rel=1e-6)
+
+
 def test_every_printed_sum_gives_its_number() -> None:
     """What stands beside a number, computed as written, is that number: the reader's check by hand, done here."""
     for config in (planned.config({"plan.device": "h200"}), planned.tiny()):

@@ -12,7 +12,7 @@ import pytest
 
 from gspo import preflight
 from gspo.devices import Where, device
-from gspo.formula import formula, clipped_ratio
+from gspo.formula import clipped_ratio, formula
 from gspo.shape import find
 
 NODE = Where(device("h200"), 8)
@@ -137,6 +137,25 @@ def test_kv_cache_must_hold_one_sequence() -> None:
     assert [f.key for f in errors if f.level == "error"] == ["rollout.memory_fraction"]
     assert "rollout.tensor_parallel" in errors[0].text
     assert not [f for f in found(keys | {"rollout.tensor_parallel": 4}, Where(device("h100"), 8)) if f.level == "error"]
+
+
+def test_a_tensor_parallel_cache_is_shared() -> None:
+    """Four h100 hold a quarter of each key and value: 0.3 GiB a device is room for 0.94 GiB, a sequence; 0.2 is not."""
+    keys = {"trainer.offload": True, "rollout.tensor_parallel": 4}
+    levels = {
+        fraction: [
+            f.level
+            for f in found(keys | {"rollout.memory_fraction": fraction}, Where(device("h100"), 8))
+            if f.key != "model.name"
+        ]
+        for fraction in ((14.22 + 0.3) / 79.1, (14.22 + 0.2) / 79.1)
+    }
+    assert list(levels.values()) == [[], ["error"]]
+
+
+def test_a_tight_fit_is_a_warning() -> None:
+    """126.5 of 139.8 GiB is over nine tenths: allowed, and said."""
+    assert [(f.level, f.key) for f in found({"rollout.memory_fraction": 0.6})] == [("warning", "model.name")]
 
 
 def test_gpu_settings_are_refused_on_the_cpu() -> None:
