@@ -18,6 +18,8 @@ THOUSANDS = re.compile(
 )
 TOKENS = re.compile(r"\\text\{[^{}]*\}|\\(?:begin|end)\{[^{}]*\}|\\mathbb\{[A-Z]\}|\\[A-Za-z]+|\\.")
 CURRENCY = re.compile(r"^\$(?=[\d.,]+$)")
+PLAIN = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?")
+"""Numbers that have one spelling already."""
 LINE_BREAK, KEPT = "\x01", "\x00"
 
 
@@ -137,7 +139,10 @@ def _bare_word(found: re.Match[str]) -> str:
 
 def normalise(text: str) -> str:
     """The one spelling of an answer; of a text with a balanced box, of what the last one holds."""
-    text = from_unicode(text.strip())
+    text = text.strip()
+    if PLAIN.fullmatch(text):
+        return text
+    text = from_unicode(text)
     box = last_box(text)
     text = text if box is None else box
     if not re.search(r"\\begin", text):  # doubled backslashes, as a JSON text read twice has them

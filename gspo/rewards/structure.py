@@ -6,6 +6,7 @@ Leaves keep their LaTeX; only plain arithmetic is worked out here.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from gspo.rewards import regions, relations
 from gspo.rewards.nodes import (
@@ -28,6 +29,7 @@ from gspo.rewards.nodes import (
     squeeze,
     trim,
 )
+from gspo.rewards.normalise import PLAIN
 from gspo.rewards.rational import NotRational, TooBig, rational
 from gspo.rewards.units import NONE, read_unit
 
@@ -66,6 +68,8 @@ PAIRS = (("\\{", "\\}"), ("\\langle", "\\rangle"), ("(", ")"), ("[", "]"), ("(",
 
 def read(text: str) -> Node:
     """The node of a normalised answer."""
+    if PLAIN.fullmatch(text):
+        return Leaf(text, Fraction(text))
     text = trim(re.sub(r"^\s*\\(?:approx|Rightarrow)\s", "", text))
     if not text:
         return Nothing("the answer is empty")
