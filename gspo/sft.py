@@ -1,7 +1,8 @@
-"""The cold start: supervised training of a tiny model on reference solutions, up to a target pass rate.
+"""The cold start: supervised training of a tiny model on reference solutions, to a target pass rate.
 
-Chains grow by level. Training stops as soon as the model answers the target share of the data setting right when it
-samples, so that reinforcement learning starts from a policy that is right sometimes and wrong sometimes.
+Chains grow by level until the model can do the longest. Then the solutions have slips, which a model that imitates them
+learns to make, until it answers only the target share right when it samples: reinforcement learning starts from a
+policy that is right sometimes and wrong sometimes at every length, and has something to do.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def check(config: SftConfig) -> None:
         )
     if config.model.chat_template:
         raise ValueError("model.chat_template=true: the character tokenizer has no template; false is accepted")
-    if not {"min_terms", "max_terms"} <= config.data.keys() or "solution" not in chains(config, 2, 2).row(0).meta:
+    if not {"min_terms", "max_terms"} <= config.data.keys() or "solution" not in chains(config, seed=0).row(0).meta:
         raise ValueError(f"data._target_={config.data.get('_target_')}: min_terms, max_terms and solutions are needed")
     sft = config.sft
     for key, value, low, high in (
@@ -96,11 +97,10 @@ def check(config: SftConfig) -> None:
             raise ValueError(f"{key}={value}: {low} to {high} is accepted")
 
 
-def chains(config: SftConfig, low: int | None = None, high: int | None = None, *, seed: int = 0) -> Source:
-    """The data setting, or the same chains with another range of lengths."""
+def chains(config: SftConfig, *, seed: int, **changes: Any) -> Source:
+    """The data setting's chains, with some of its keywords changed."""
     data = {key: value for key, value in config.data.items() if key != "stages"}
-    lengths = {} if low is None else {"min_terms": low, "max_terms": high}
-    return open_source(data | lengths, seed=seed)[0].source
+    return open_source(data | changes, seed=seed)[0].source
 
 
 def from_scratch(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -121,7 +121,10 @@ def from_scratch(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> PreTr
 
 
 def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: SftConfig, display: Display) -> int:
-    """Cross-entropy on reference solutions, level by level, until the target pass rate; returns the updates made."""
+    """Cross-entropy on solutions: right ones, level by level, then such with slips; returns the updates made.
+
+    The slips make the skilled model unsure; training ends when its pass rate has come down to the target.
+    """
     sft, optim = config.sft, config.optim
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -131,29 +134,47 @@ def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Sf
         weight_decay=optim.weight_decay,
     )
     seed = -1 - config.seed  # not the chains that a run with the same seed is shown
-    probe = chains(config, seed=seed)
-    level, accuracy = sft.first_terms, 0.0
-    own, upto = chains(config, level, level, seed=seed), chains(config, 2, level, seed=seed)
+    longest, level, accuracy = config.data["max_terms"], sft.first_terms, 0.0
+    own, any_length = level_sources(config, level, seed)
     for update in range(1, sft.max_updates + 1):
         first = update * sft.batch
-        rows = [(own if i % 2 else upto).row(first + i) for i in range(sft.batch)]
+        rows = [(own if i % 2 else any_length).row(first + i) for i in range(sft.batch)]
         for group in optimizer.param_groups:
             group["lr"] = optim.lr * min(1.0, update / max(optim.warmup_steps, 1))
         loss, right = step(model, tokenizer, rows, optimizer, config)
         accuracy = RUNNING_MEAN * accuracy + (1 - RUNNING_MEAN) * right[1::2].float().mean().item()
         display.update(update, level, loss, accuracy)
-        if level >= config.data["min_terms"] and update % sft.measure_every == 0:
-            for prompts in (config.train.prompts_per_step, sft.record_prompts):  # the second confirms the first
-                rate = measured(model, tokenizer, config, probe, first, prompts)
-                display.measured(update, rate)
-                if rate.mean < sft.target_pass_rate:
-                    break
-            else:
-                return update
-        if accuracy > sft.level_accuracy and level < config.data["max_terms"]:
+        if level > longest and update % sft.measure_every == 0 and low_enough(model, tokenizer, config, first, display):
+            return update
+        if level <= longest and accuracy > sft.level_accuracy:
             level, accuracy = level + 1, 0.0
-            own, upto = chains(config, level, level, seed=seed), chains(config, 2, level, seed=seed)
-    raise PassRateNotReached(f"sft.max_updates={sft.max_updates}: the pass rate is below {sft.target_pass_rate} still")
+            own, any_length = level_sources(config, level, seed)
+    raise PassRateNotReached(f"sft.max_updates={sft.max_updates}: the pass rate is not down to {sft.target_pass_rate}")
+
+
+def level_sources(config: SftConfig, level: int, seed: int) -> tuple[Source, Source]:
+    """What a level's batches are drawn from, half and half: its own length, and any up to it.
+
+    After the longest both are the data setting itself, with slips.
+    """
+    if level > config.data["max_terms"]:
+        slips = chains(config, seed=seed, slip_rate=config.sft.slip_rate)
+        return slips, slips
+    own = chains(config, seed=seed, min_terms=level, max_terms=level)
+    return own, chains(config, seed=seed, min_terms=2, max_terms=level)
+
+
+def low_enough(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: SftConfig, first: int, display: Display
+) -> bool:
+    """The pass rate is at most the target, on a few prompts and then on as many as the record is made with."""
+    probe = chains(config, seed=-1 - config.seed)
+    for prompts in (config.train.prompts_per_step, config.sft.record_prompts):
+        rate = measured(model, tokenizer, config, probe, first, prompts)
+        display.measured(rate)
+        if rate.mean > config.sft.target_pass_rate:
+            return False
+    return True
 
 
 def step(
@@ -255,13 +276,13 @@ class Display:
         self._bar = Progress(
             TextColumn("supervised"),
             BarColumn(),
-            TextColumn("{task.completed}/{task.total} updates  {task.fields[said]}"),
+            TextColumn("{task.completed}/{task.total}  {task.fields[said]}"),
             TimeElapsedColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=max_updates, said="")
-        self._target, self._level = target, ""
+        self._target, self._level = target, 0
 
     def __enter__(self) -> Display:
         self._bar.start()
@@ -271,13 +292,16 @@ class Display:
         self._bar.stop()
 
     def update(self, update: int, level: int, loss: float, accuracy: float) -> None:
-        """An update was made."""
-        self._level = f"{level} terms, loss {loss:.3f}, accuracy {accuracy:.2f}"
-        self._bar.update(self._task, completed=update, said=self._level)
+        """An update was made; a new level is said."""
+        said = f"update {update}, level {level}, loss {loss:.3f}, accuracy {accuracy:.2f}"
+        if level != self._level:
+            self._say(said)
+        self._level = level
+        self._bar.update(self._task, completed=update, said=said)
 
-    def measured(self, update: int, rate: PassRate) -> None:
+    def measured(self, rate: PassRate) -> None:
         """The pass rate was measured."""
-        line = (
-            f"update {update}: {self._level}, pass rate {rate.mean:.3f} of {self._target:.2f}, mixed {rate.mixed:.2f}"
-        )
+        self._say(f"pass rate {rate.mean:.3f} (target {self._target:.2f}), mixed groups {rate.mixed:.2f}")
+
+    def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True)

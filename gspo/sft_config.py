@@ -33,10 +33,12 @@ class SftSettings:
     """Chains of an update; half of them at the level's own length, half at any length up to it."""
     level_accuracy: float = MISSING
     """Share of the level's own chains predicted right (greedy, running mean) that opens the next level."""
+    slip_rate: float = MISSING
+    """Share of the totals that the solutions of the last level get wrong."""
     target_pass_rate: float = MISSING
-    """Training stops at this share of right answers, sampled at `sampling.temperature` on the data setting."""
+    """The last level ends at this share of right answers, sampled at `sampling.temperature` on the data setting."""
     measure_every: int = MISSING
-    """Updates between measurements of the pass rate, from the level of `data.min_terms` on."""
+    """Updates of the last level between measurements of the pass rate."""
     record_prompts: int = MISSING
     """Prompts of the measurement that confirms the target, and of the one in the record."""
     max_updates: int = MISSING

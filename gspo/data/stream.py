@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gspo.config import ModelSettings, bind, target
+from gspo.binding import bind, target
+from gspo.config import ModelSettings
 from gspo.data.source import Row, Source
 from gspo.types import Prompt
 
