@@ -73,6 +73,21 @@ def plan() -> None:
     sys.exit(USER_ERROR if any(refused) else 0)
 
 
+def grade() -> None:
+    """`gspo-grade`: the training verifier on a file; exit code 1 when anything failed for the judge's own reasons."""
+    codes: list[int] = []
+
+    def job(config: DictConfig) -> None:
+        from gspo.grade import grade as run
+        from gspo.grade import judge_of
+
+        plain = to_plain(config)
+        codes.append(run(*judge_of(plain["reward"]), plain["input"], plain["output"]))
+
+    app("grade", job)
+    sys.exit(max(codes, default=0))
+
+
 def report() -> None:
     """`gspo-report`: figures and tables from run directories."""
     from gspo.report.command import main

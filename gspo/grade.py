@@ -9,11 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from gspo.rewards.math import grade_row
+from gspo.binding import bind, target
 
 Row = dict[str, Any]
 OWN_FAILURES = ("verifier_failed", "infrastructure")
@@ -22,19 +21,14 @@ EVERY = 5.0
 """Seconds between progress lines where there is no terminal."""
 
 
-def math_problem(row: Row) -> str | None:
-    """What is wrong with an input row of `reward=math`; None when nothing is."""
-    for key in ("gold", "response"):
-        if not isinstance(row.get(key), str):
-            return f"{key}={row.get(key)!r} must be text"
-    if row.get("finish", "stop") not in ("stop", "length", "abort"):
-        return f"finish={row['finish']!r} must be stop, length or abort"
-    return None
+def judge_of(reward: dict[str, Any]) -> tuple[Callable[[Row], Row], Callable[[Row], str | None]]:
+    """`grade_row`, bound to a reward node's keywords, and `row_problem`, from the module of the node's `_target_`.
 
-
-def math_judge(*, lenient: bool = False, workers: int = 2) -> Callable[[Row], Row]:
-    """Judge of rows `id, gold, response` (`finish` optional)."""
-    return partial(grade_row, lenient=lenient, workers=workers)
+    Raises ValueError for a reward whose module grades no files.
+    """
+    home = str(reward.get("_target_")).rpartition(".")[0]
+    judge = bind(reward | {"_target_": f"{home}.grade_row"}, "reward")
+    return judge, target({"_target_": f"{home}.row_problem"}, "reward")
 
 
 def read_rows(path: Path, problem: Callable[[Row], str | None]) -> list[Row]:
@@ -98,14 +92,16 @@ def summary(results: list[Row], seconds: float) -> str:
 
 def grade(
     judge: Callable[[Row], Row],
+    problem: Callable[[Row], str | None],
     input: str | Path,
     output: str | Path,
     *,
-    problem: Callable[[Row], str | None] = math_problem,
     threads: int | None = None,
     stream: TextIO | None = None,
 ) -> int:
     """Judge every row of `input`; write `id, verdict, reward, reason, path` to `output`; return the exit code.
+
+    `problem` says what is wrong with an input row, or None.
 
     `judge` maps an input row to its output row and may be called from several threads. 1 when the judge itself failed
     anywhere (`verifier_failed`, `infrastructure`: reward null), else 0. Raises ValueError for an input that cannot be

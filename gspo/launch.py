@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gspo import data, plan, preflight, pretrained, shape
-from gspo.config import Run, bind, target
+from gspo.binding import bind, target
+from gspo.config import Run
 from gspo.formula import algebra
 from gspo.tracking import run_dir, wandb_mirror
 from gspo.tracking.record import redact

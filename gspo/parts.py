@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from gspo import checkpoint, policy, pretrained
+from gspo.binding import bind, target
 from gspo.compute import Ledger
-from gspo.config import Run, bind, target
+from gspo.config import Run
 from gspo.data import PromptStream, open_source
 from gspo.devices import here
 from gspo.formula import level

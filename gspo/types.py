@@ -122,4 +122,4 @@ class Batch:
     old_logp: Tensor | None = None
     """`[B, T]` float32; None until the trainer or the sampler has supplied it."""
     experts: Tensor | None = None
-    """`[B, T, layers, k]` recorded routes to replay, or None."""
+    """`[B, T, layers, k]` int16, recorded routes to replay (-1 where a row has no input), or None."""

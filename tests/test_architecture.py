@@ -14,6 +14,7 @@ LAYERS = {
     "types": set(),
     "report": set(),
     "config": set(),
+    "binding": set(),
     "sft_config": {"config"},
     "formula": set(),
     "shape": set(),
@@ -29,7 +30,7 @@ LAYERS = {
     "routing": {"policy", "types"},
     "routing_meter": {"routing", "policy"},
     "learner": {"algorithms", "batch", "config", "metrics", "parallel", "policy", "routing", "sequences", "types"},
-    "data": {"config", "types", "rewards"},
+    "data": {"binding", "config", "types", "rewards"},
     "rewards": {"types"},
     "rollout": {"config", "types"},
     "tracking": {"types"},
@@ -41,13 +42,14 @@ import anything below; nothing here imports them."""
 HEAVY = {
     "vllm": {"rollout/vllm_local.py", "rollout/vllm_weights.py"},
     "wandb": {"tracking/wandb_mirror.py", "report/dashboard.py"},
-    "math_verify": {"rewards/judge_worker.py"},
+    "latex2sympy2_extended": {"rewards/symbolic.py"},
+    "sympy": {"rewards/symbolic.py"},
     "datasets": {"data/files.py"},
     "wandb_workspaces": {"report/dashboard.py"},
 }
 """Packages that only the named files import, and only inside a function."""
 
-LIGHT = ("cli.py", "config.py", "launch.py", "preflight.py", "plan.py", "pretrained.py", "data", "rewards", "report")
+LIGHT = ("cli.py", "config.py", "binding.py", "launch.py", "preflight.py", "plan.py", "pretrained.py", "data", "rewards", "report")
 """Reachable before a run starts (or without torch installed): no torch, transformers or matplotlib at import time."""
 
 

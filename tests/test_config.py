@@ -10,8 +10,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from gspo import sft_config
+from gspo.binding import bind, target
 from gspo.cli import job_name
-from gspo.config import Run, bind, conf_dir, register, target, to_plain, to_run
+from gspo.config import Run, conf_dir, register, to_plain, to_run
 from gspo.formula import formula
 
 BIN = Path(sys.executable).parent

@@ -1,4 +1,4 @@
-"""The learner: no cut of the batch changes a gradient, the first mini-batch is exactly on policy, faults are skipped."""
+"""The learner: no cut of the batch changes a gradient, the first mini-batch is on policy, faults are skipped."""
 
 import functools
 import math

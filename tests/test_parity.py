@@ -1,4 +1,4 @@
-"""One batch like that of a comparison of trainers (64 responses, 23 to 2048 tokens): which gradient is Eq. 5, which not.
+"""A batch like that of a comparison of trainers (64 responses, 23 to 2048 tokens): which gradient is Eq. 5?
 
 Several trainers ship, under the name GSPO, the mean over *tokens* of a sequence ratio. Its gradient is written out here
 in closed form; ours is the paper's and not that one.

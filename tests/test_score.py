@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gspo.grade import grade, math_judge
+from gspo.grade import grade, judge_of
 from gspo.rewards import killable
 from gspo.rewards.format import format_reward
 from gspo.rewards.length import soft_overlong, with_length_penalty
@@ -29,6 +29,8 @@ from gspo.types import Group, Prompt, Reward, Rollout
 ROOT = Path(__file__).parents[1]
 HANG = {"gold": "1", "answer": r"9^{9^{9^{9}}}"}
 """A request that keeps a worker busy for ever; `verify` never sends one."""
+
+MATH = judge_of({"_target_": "gspo.rewards.math.math_reward", "lenient": False, "workers": 2})
 
 
 def rollout(text: str, finish="stop", tokens: int = 1) -> Rollout:
@@ -204,7 +206,7 @@ def test_grade_writes_one_verdict_a_row(tmp_path):
         {"id": "c", "gold": "1", "response": r"\boxed{1}", "finish": "length"},
     ]
     said = io.StringIO()
-    assert grade(math_judge(), write(tmp_path / "in.jsonl", good), tmp_path / "out.jsonl", stream=said) == 0
+    assert grade(*MATH, write(tmp_path / "in.jsonl", good), tmp_path / "out.jsonl", stream=said) == 0
     out = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [(r["id"], r["verdict"], r["reward"], r["path"]) for r in out] == [
         ("a", "ok", 1.0, "exact"),
@@ -213,7 +215,7 @@ def test_grade_writes_one_verdict_a_row(tmp_path):
     ]
     assert "graded 3 of 3" in said.getvalue()
     bad = write(tmp_path / "bad.jsonl", [*good, {"id": "d", "gold": "", "response": "x"}])
-    assert grade(math_judge(), bad, tmp_path / "out2.jsonl", stream=said) == 1
+    assert grade(*MATH, bad, tmp_path / "out2.jsonl", stream=said) == 1
     last = json.loads((tmp_path / "out2.jsonl").read_text().splitlines()[-1])
     assert (last["verdict"], last["reward"]) == ("verifier_failed", None)
 
@@ -234,7 +236,7 @@ def test_grade_names_the_line_of_a_bad_row(tmp_path, line, why):
     """An input that does not fit is refused with file and line before anything is judged, and no output is left."""
     path = write(tmp_path / "in.jsonl", [{"id": 0, "gold": "1", "response": ""}, line])
     with pytest.raises(ValueError, match=rf"in\.jsonl:2: {why}"):
-        grade(math_judge(), path, tmp_path / "out.jsonl")
+        grade(*MATH, path, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
 
 

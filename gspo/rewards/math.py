@@ -216,10 +216,29 @@ def close() -> None:
     killable.close()
 
 
-def grade_row(row: dict[str, Any], *, lenient: bool = False, workers: int = 2) -> dict[str, Any]:
+def row_problem(row: dict[str, Any]) -> str | None:
+    """What is wrong with an input row of `gspo-grade reward=math`; None when nothing is."""
+    for key in ("gold", "response"):
+        if not isinstance(row.get(key), str):
+            return f"{key}={row.get(key)!r} must be text"
+    if row.get("finish", "stop") not in ("stop", "length", "abort"):
+        return f"finish={row['finish']!r} must be stop, length or abort"
+    return None
+
+
+def grade_row(
+    row: dict[str, Any], *, lenient: bool = False, workers: int = 2, format_weight: float = 0.0
+) -> dict[str, Any]:
     """One row of `gspo-grade`: `id, gold, response` (and `finish`) to `id, verdict, reward, reason, path`."""
     truncated = row.get("finish", "stop") != "stop"
     judged = verify(row["gold"], row["response"], truncated=truncated, lenient=lenient, workers=workers)
-    reward = None if judged.verdict == "verifier failed" else float(judged.verdict == "ok")
+    reward = float(judged.verdict == "ok") + format_weight * judged.boxed
     verdict = judged.verdict.replace(" ", "_")
-    return {"id": row["id"], "verdict": verdict, "reward": reward, "reason": judged.reason, "path": judged.path}
+    failed = judged.verdict == "verifier failed"
+    return {
+        "id": row["id"],
+        "verdict": verdict,
+        "reward": None if failed else reward,
+        "reason": judged.reason,
+        "path": judged.path,
+    }

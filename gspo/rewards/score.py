@@ -15,9 +15,15 @@ class VerifierFailures(RuntimeError):
 
 
 def workers_of(reward: RewardFn) -> int:
-    """The `workers` keyword bound to a reward function, or the number of cores without one."""
-    bound = reward.keywords.get("workers") if isinstance(reward, functools.partial) else None
-    return int(bound) if bound else os.cpu_count() or 1
+    """The largest `workers` bound to a reward function or to one inside it; the number of cores without one."""
+    return max(_workers(reward), default=os.cpu_count() or 1)
+
+
+def _workers(value: object) -> list[int]:
+    if isinstance(value, functools.partial):
+        own = value.keywords.get("workers")
+        return [own] if own else [n for inner in value.keywords.values() for n in _workers(inner)]
+    return [n for inner in value.values() for n in _workers(inner)] if isinstance(value, dict) else []
 
 
 def failed(reason: str) -> Reward:
