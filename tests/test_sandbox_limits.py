@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,19 @@ def test_everything_dies_with_the_caller(tier):
     assert alive == []
     time.sleep(0.2)
     assert list(Path("/tmp").glob("gspo-box-*")) == []
+
+
+def test_a_judge_that_is_killed_is_replaced():
+    """One lost judge process that loses the verdict, or is scored as a wrong program."""
+    close()
+    program = "import time\ntime.sleep(1)\nprint('x')"
+    with ThreadPoolExecutor(1) as threads:
+        coming = threads.submit(judge, program, expect(), workers=1, sandbox=choose_tier())
+        time.sleep(0.5)
+        judges = [pid for pid in descendants(os.getpid()) if "code_judge" in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(judges[0], signal.SIGKILL)
+        assert coming.result().verdict == "pass"
+        assert coming.result().seconds > 1.5
 
 
 READERS = {

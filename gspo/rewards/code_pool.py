@@ -51,6 +51,21 @@ class _Judge:
             self.process.wait()
 
 
+def _attempt(held: _Judge | None, job: dict[str, Any]) -> tuple[_Judge | None, dict[str, Any]]:
+    """The judge to keep (a new one if `held` was None or broke) and the verdict."""
+    reason = ""
+    for _ in range(2):
+        try:
+            held = held or _Judge()
+            return held, held.run(job)
+        except (OSError, EOFError, ValueError) as error:
+            reason = f"judge process: {error}"
+            if held is not None:
+                held.close()
+            held = None
+    return None, {"verdict": "infrastructure", "reason": reason}
+
+
 class Judges:
     """As many judge processes as `workers`, started when first needed, each used by one thread at a time."""
 
@@ -65,16 +80,8 @@ class Judges:
         """A job's verdict; a judge process that breaks is replaced and the job tried once more."""
         held = self.free.get()
         try:
-            for _ in range(2):
-                try:
-                    held = held or _Judge()
-                    return held.run(dict(job))
-                except (OSError, EOFError, ValueError) as error:
-                    reason = f"judge process: {error}"
-                    if held is not None:
-                        held.close()
-                    held = None
-            return {"verdict": "infrastructure", "reason": reason}
+            held, said = _attempt(held, job)
+            return said
         finally:
             self.free.put(held)
 
@@ -83,9 +90,9 @@ class Judges:
         with self.alone:
             taken = [self.free.get() for _ in range(self.workers)]
             try:
-                judge = taken[-1] or _Judge()
-                taken[-1] = judge
-                return judge.run(job)
+                place = next((place for place, held in enumerate(taken) if held is not None), 0)
+                taken[place], said = _attempt(taken[place], job)
+                return said
             finally:
                 for held in taken:
                     self.free.put(held)
