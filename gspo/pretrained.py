@@ -71,7 +71,7 @@ def load_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{directory}: no tokenizer there ({str(error).splitlines()[0]})") from error
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{directory}: the tokenizer has no EOS token; responses could not end")

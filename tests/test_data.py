@@ -383,5 +383,5 @@ def test_unknown_keys_and_wrong_types_are_refused():
     ):
         with pytest.raises(ValueError, match=said):
             check(conf("arithmetic", **more))
-    with pytest.raises(ValueError, match="os.getcwd: gives str, not a Source"):
+    with pytest.raises(ValueError, match=r"os\.getcwd: gives str, not a Source"):
         check({"_target_": "os.getcwd"})
