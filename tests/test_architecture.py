@@ -49,7 +49,8 @@ HEAVY = {
 }
 """Packages that only the named files import, and only inside a function."""
 
-LIGHT = ("cli.py", "config.py", "binding.py", "launch.py", "preflight.py", "plan.py", "pretrained.py", "data", "rewards", "report")
+LIGHT = ("binding.py", "cli.py", "config.py", "launch.py", "plan.py", "preflight.py", "pretrained.py")
+LIGHT += ("data", "rewards", "report")
 """Reachable before a run starts (or without torch installed): no torch, transformers or matplotlib at import time."""
 
 

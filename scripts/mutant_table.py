@@ -1,0 +1,141 @@
+"""The deliberate breaks: one replacement of source text each, and the test that must notice it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    before: str
+    after: str
+    test: str
+    """tests/FILE::TEST that must fail."""
+
+
+RATIOS, OBJECTIVES, HYBRIDS = (f"gspo/algorithms/{name}.py" for name in ("ratios", "objectives", "hybrids"))
+ADVANTAGES, SEQUENCES, METRICS = "gspo/algorithms/advantages.py", "gspo/sequences.py", "gspo/metrics.py"
+CLOSED_FORM = "test_objectives.py::test_gradient_is_the_closed_form"
+HYBRID_FORM = "test_hybrids.py::test_gradient_is_the_closed_form"
+BY_HAND = "test_metrics.py::test_ratio_statistics_by_hand"
+
+LOGP, POLICY, ROUTING, METER = (f"gspo/{n}.py" for n in ("linear_logp", "policy", "routing", "routing_meter"))
+PLAIN = "test_policy.py::test_equals_the_plain_log_softmax"
+FINITE = "test_linear_logp.py::test_gradient_of_the_head_by_finite_differences"
+
+MUTANTS = [
+    Mutant("no length norm in s", RATIOS, ".sum(-1) / lengths(mask)", ".sum(-1)", CLOSED_FORM),
+    Mutant("mean over padded T in s", RATIOS, ".sum(-1) / lengths(mask)", ".mean(-1)", CLOSED_FORM),
+    Mutant("* mask for masked fill", RATIOS, "(logp - old_logp).masked_fill(~mask, 0.0)", "(logp - old_logp) * mask",
+           "test_objectives.py::test_padding_cannot_be_felt"),
+    Mutant("no guard before exp", RATIOS, "log.clamp(-GUARD, GUARD).exp()", "log.exp()",
+           "test_objectives.py::test_exponents_are_guarded"),
+    Mutant("guard hides NaN", RATIOS, "log.clamp(-GUARD, GUARD).exp()", "log.nan_to_num().clamp(-GUARD, GUARD).exp()",
+           "test_objectives.py::test_a_nan_at_a_trained_position_is_not_hidden"),
+    Mutant("missing stop-gradient in s_it", RATIOS, "sequence_ratio(logp, old_logp, mask).detach()",
+           "sequence_ratio(logp, old_logp, mask)", CLOSED_FORM),
+    Mutant("s_it without its gradient", RATIOS, "log_ratio(logp, logp.detach(), mask).exp()",
+           "log_ratio(logp, logp, mask).exp()", CLOSED_FORM),
+    Mutant("empty response divides by zero", RATIOS, "mask.sum(-1).clamp(min=1)", "mask.sum(-1)",
+           "test_objectives.py::test_a_response_without_tokens_has_no_loss_and_stays_in_n"),
+    Mutant("max for min", OBJECTIVES, "torch.minimum(ratio * adv", "torch.maximum(ratio * adv", CLOSED_FORM),
+    Mutant("swapped clip sides", OBJECTIVES, "low = None if clip_low is None else 1 - clip_low",
+           "low = None if clip_high is None else 1 - clip_high", CLOSED_FORM),
+    Mutant("upper clip at 1 - eps", OBJECTIVES, "1 + clip_high\n    return ratio.clamp",
+           "1 - clip_high\n    return ratio.clamp", CLOSED_FORM),
+    Mutant("sign-blind binding", OBJECTIVES, "(adv > 0) & (ratio > 1 + clip_high)", "(ratio > 1 + clip_high)",
+           "test_objectives.py::test_which_tokens_bind"),
+    Mutant("binding reversed", OBJECTIVES, "(adv < 0) & (ratio < 1 - clip_low)", "(adv > 0) & (ratio < 1 - clip_low)",
+           "test_objectives.py::test_which_responses_bind"),
+    Mutant("token sum for token mean", OBJECTIVES, "token_sum(terms, mask) / lengths(mask)", "token_sum(terms, mask)",
+           CLOSED_FORM),
+    Mutant("length-weighted GSPO", OBJECTIVES, "return Objective(terms.masked_fill(~mask.any(-1), 0.0), s,",
+           "return Objective(terms * mask.sum(-1) / mask.sum(-1).double().mean(), s,", CLOSED_FORM),
+    Mutant("GSPO with token ratios", OBJECTIVES, "    s = sequence_ratio(logp, old_logp, mask)\n    terms",
+           "    s = token_ratio(logp, old_logp, mask).mean(-1)\n    terms", CLOSED_FORM),
+    Mutant("empty response rewarded", OBJECTIVES, "terms.masked_fill(~mask.any(-1), 0.0)", "terms",
+           "test_objectives.py::test_a_response_without_tokens_has_no_loss_and_stays_in_n"),
+    Mutant("clip counted on padding", OBJECTIVES, "return Objective(token_mean(terms, mask), w, clipped & mask)",
+           "return Objective(token_mean(terms, mask), w, clipped | ~mask)",
+           "test_objectives.py::test_padding_cannot_be_felt"),
+    Mutant("sample std", ADVANTAGES, "count = valid.sum(-1, keepdim=True).clamp(min=1)\n    std",
+           "count = (valid.sum(-1, keepdim=True) - 1).clamp(min=1)\n    std",
+           "test_advantages.py::test_population_std"),
+    Mutant("spread by std, not by max - min", ADVANTAGES, "& (high > low)", "& (known.std(-1, keepdim=True) > 0)",
+           "test_advantages.py::test_no_spread_is_exactly_zero"),
+    Mutant("epsilon in the std", ADVANTAGES, "centered / std.where", "centered / (1e-4 + std).where",
+           "test_advantages.py::test_tiny_spread_is_not_flattened"),
+    Mutant("failed verifier is reward 0", ADVANTAGES, "valid = ~r.isnan()",
+           "valid = torch.ones_like(r, dtype=torch.bool)",
+           "test_advantages.py::test_a_failed_verifier_leaves_the_others_alone"),
+    Mutant("batch-level mean", ADVANTAGES, "mean = known.sum(-1, keepdim=True) / count", "mean = known.mean()",
+           "test_advantages.py::test_groups_do_not_mix"),
+    Mutant("leave-one-out keeps one in", ADVANTAGES, "(count - 1).clamp(min=1)", "count.clamp(min=1)",
+           "test_advantages.py::test_centered_and_leave_one_out"),
+    Mutant("seqclip keeps the gradient", HYBRIDS, "torch.where(bound[:, None], w.detach(), w)", "w", HYBRID_FORM),
+    Mutant("seqclip decided by tokens", HYBRIDS, "bound = binding(s, adv, clip_low, clip_high) & mask.any(-1)",
+           "bound = (binding(w, adv[:, None], clip_low, clip_high) & mask).any(-1)", HYBRID_FORM),
+    Mutant("tokenclip keeps the gradient", HYBRIDS, "torch.where(bound, s.detach(), s)", "s", HYBRID_FORM),
+    Mutant("DAPO by sequence", HYBRIDS, 'w, clipped & mask, denominator="tokens")', "w, clipped & mask)", HYBRID_FORM),
+    Mutant("CISPO drops the truncated", HYBRIDS, "w.clamp(max=1 + clip_high)", "w * (w <= 1 + clip_high)", HYBRID_FORM),
+    Mutant("CISPO eps absolute", HYBRIDS, "w.clamp(max=1 + clip_high)", "w.clamp(max=clip_high)", HYBRID_FORM),
+    Mutant("GMPO clips after the mean", HYBRIDS, "guarded_exp(clipped.sum(-1) / lengths(mask))",
+           "guarded_exp(log_w.sum(-1) / lengths(mask)).clamp(1 - (clip_low or 1), 1 + (clip_high or 1e9))",
+           "test_hybrids.py::test_gmpo_clips_before_the_mean"),
+    Mutant("fraction over all responses' tokens alike", METRICS, "/ np.maximum(rows[\"length\"], 1)", "/ 10",
+           "test_metrics.py::test_four_clip_fractions_of_grpo"),
+    Mutant("clip fraction without zero advantages", METRICS,
+           'Metric(f"clip/seq_{name}", "share of responses", shares, None, share_of_tokens(column), count, both)',
+           'Metric(f"clip/seq_{name}", "", shares, None, share_of_tokens(column), with_adv(count), both)',
+           "test_metrics.py::test_zero_advantage_is_in_the_denominator_but_for_given_adv"),
+    Mutant("k1 for k3", SEQUENCES, "(w.sub(1) - log_w)", "(-log_w)", BY_HAND),
+    Mutant("log s is the sum", SEQUENCES, "log_s = log_sequence_ratio(logp, old_logp, mask).double()",
+           "log_s = log_w.sum(-1)", BY_HAND),
+    Mutant("std of log w about 0", METRICS, "rows[\"log_w_sq_sum\"].sum() / n - mean**2",
+           "rows[\"log_w_sq_sum\"].sum() / n", BY_HAND),
+    Mutant("mismatch backwards", SEQUENCES, "log_ratio(trainer_logp, micro.sampler_logp, micro.mask)",
+           "log_ratio(micro.sampler_logp, trainer_logp, micro.mask)", "test_metrics.py::test_mismatch_by_hand"),
+    Mutant("outside is sign-aware", SEQUENCES, "outside(terms.ratio, clip_low, clip_high)", "terms.clipped",
+           "test_metrics.py::test_four_clip_fractions_of_gspo"),
+    Mutant("zero spread by std", METRICS, "rewards.max() == rewards.min()", "rewards.std() == 0 and len(rewards) > 2",
+           "test_metrics.py::test_rewards_and_groups"),
+    Mutant("temperature left out of the gradient", LOGP, "g = grad[at, None] / temperature", "g = grad[at, None]", FINITE),
+    Mutant("temperature multiplies", LOGP, "logits.div_(temperature)", "logits.mul_(temperature)",
+           "test_linear_logp.py::test_temperature_and_target_have_the_handed_value"),
+    Mutant("no maximum before exp", LOGP, "top = logits.amax(1)", "top = logits.amax(1) * 0",
+           "test_linear_logp.py::test_extreme_logits_keep_their_log_probs"),
+    Mutant("bias without gradient", LOGP, "d_bias += d.sum(0)", "d_bias += 0 * d.sum(0)", FINITE),
+    Mutant("only the last chunk reaches the head", LOGP, "total.addmm_(a, b)", "total.addmm_(a, b, beta=0)", FINITE),
+    Mutant("entropy of unnormalised weights", LOGP, "entropy.div_(total).add_(total.log())", "entropy.add_(total.log())", PLAIN),
+    Mutant("log-prob of the token itself", POLICY, "tokens[:, 1:][mask],", "tokens[:, :-1][mask],", PLAIN),
+    Mutant("all logits of a batch at once", LOGP, "rows = max(1, chunk // weight.shape[0])", "rows = max(1, len(hidden))",
+           "test_policy.py::test_the_logits_of_a_batch_are_never_held"),
+    Mutant("packed positions run on", POLICY, "positions = places.expand(real.shape)[real]",
+           "positions = torch.arange(int(real.sum()), device=tokens.device)", PLAIN),
+    Mutant("padding is packed too", POLICY, "counts = (lengths - 1).clamp(min=0)", "counts = (lengths - 0).clamp(min=0)",
+           "test_policy.py::test_pack_lists_the_real_inputs"),
+    Mutant("varlen attention sees the future", POLICY, '"window_size": (-1, 0)', '"window_size": (-1, -1)',
+           "test_policy.py::test_varlen_attention_is_fed_as_torch_documents"),
+    Mutant("scaled logits are accepted", POLICY, "if output.logits.data_ptr() != logp.data_ptr():", "if False:",
+           "test_policy.py::test_what_would_be_wrong_in_silence_is_refused"),
+    Mutant("replay uses live experts", ROUTING, "chosen = torch.where(chosen == PAD, indices, chosen.to(indices.dtype))",
+           "chosen = indices", "test_routing.py::test_after_an_update_the_recorded_experts_are_used"),
+    Mutant("replay keeps the live weights", ROUTING, "return logits, route_weights(logits, chosen, normalised).to(weights.dtype), chosen",
+           "return logits, weights, chosen", "test_routing.py::test_a_models_experts_receive_the_handed_weights"),
+    Mutant("replayed weights without gradient", ROUTING, "weights = logits.softmax(-1,", "weights = logits.detach().softmax(-1,",
+           "test_routing.py::test_after_an_update_the_recorded_experts_are_used"),
+    Mutant("replay takes the first layer's record", ROUTING, "chosen = experts[:, :, layer].flatten(0, 1)",
+           "chosen = experts[:, :, 0].flatten(0, 1)", "test_routing.py::test_after_an_update_the_recorded_experts_are_used"),
+    Mutant("never renormalised", ROUTING, "if normalised else weights).to", "if False else weights).to",
+           "test_routing.py::test_live_weights_at_recorded_experts_have_the_handed_values"),
+    Mutant("recompute counts as a second use", ROUTING, "return torch._C._current_graph_task_id() != -1", "return False",
+           "test_routing.py::test_activation_checkpointing_replays_the_same_record"),
+    Mutant("a record may go unused", ROUTING, '    _check_once(names, used, "consumed")\n', "",
+           "test_routing.py::test_each_route_is_consumed_once"),
+    Mutant("change compared slot by slot", METER, "(after[..., :, None] != before[..., None, :]).all(-1)",
+           "(after != before)", "test_routing_meter.py::test_change_is_counted_as_sets"),
+    Mutant("double softmax in the balance loss", METER, "chosen = probs.detach().topk", "probs = probs.softmax(-1); chosen = probs.detach().topk",
+           "test_routing_meter.py::test_load_balance_loss_has_the_handed_values"),
+    Mutant("padding in the balance loss", METER, "probs = logits[real].softmax", "probs = logits.softmax",
+           "test_routing_meter.py::test_load_balance_loss_has_the_handed_values"),
+]  # fmt: skip
