@@ -75,12 +75,15 @@ def compare(engine: Any, model: Any, step: int = 0, precision: str = "float32") 
     """Log-probs of fresh samples, from the engine and from a plain forward of `model`."""
     ours, theirs = [], []
     for given, group in zip(prompts(), engine.generate(prompts(), 8, seed=0, step=step), strict=True):
-        for rollout in group:
-            tokens = torch.tensor([*given.token_ids, *rollout.token_ids.tolist()])
-            with torch.no_grad():
-                logp = torch.log_softmax(model(tokens[None]).logits[0, :-1].float(), -1)
-            first = len(given.token_ids)
-            theirs += logp[first - 1 :].gather(1, tokens[first:, None])[:, 0].tolist()
+        responses = [torch.from_numpy(rollout.token_ids) for rollout in group]
+        first = len(given.token_ids)
+        right = nn.utils.rnn.pad_sequence(responses, batch_first=True)  # causal: padding is never seen
+        tokens = torch.cat([torch.tensor(given.token_ids).expand(len(group), -1), right], dim=1)
+        with torch.no_grad():
+            logp = torch.log_softmax(model(tokens).logits[:, first - 1 : -1].float(), -1)
+        logp = logp.gather(2, right[..., None])[..., 0]
+        for row, rollout in zip(logp, group, strict=True):
+            theirs += row[: len(rollout.token_ids)].tolist()
             ours += rollout.logp.tolist()
     return agreement.check(ours, theirs, precision=precision)
 

@@ -127,6 +127,8 @@ class VllmEngine:
 
         from vllm.distributed import parallel_state
 
+        if self._llm is None:
+            return
         self._llm.llm_engine.engine_core.shutdown()
         self._llm = self._plan = None
         gc.unfreeze()
