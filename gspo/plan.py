@@ -13,6 +13,7 @@ from typing import Any
 
 from gspo import memory
 from gspo.devices import GIB, Where
+from gspo.formula import algebra
 from gspo.preflight import Finding, findings
 from gspo.shape import FAMILIES, ModelShape, find
 from gspo.workload import Work, choose, decode_seconds, flops_of_a_step, workload
@@ -35,7 +36,8 @@ class Plan:
 def plan(config: dict[str, Any]) -> Plan:
     """The plan of a resolved `gspo-train` configuration.
 
-    `plan.device` and `trainer.devices` say where; see `choose`. Raises ValueError for a model whose shape is not known.
+    `plan.device` and `trainer.devices` say where; see `choose`. Raises ValueError for a model whose shape is not known
+    and for an objective without a formula.
     """
     model = config["model"]
     shape = find(model)
@@ -46,7 +48,9 @@ def plan(config: dict[str, Any]) -> Plan:
         )
     where = choose(config, shape)
     work = workload(config, where)
-    out = Plan(f"{config['algo'].get('name')} on {model.get('name')}")
+    clip = {"clip_low": config["clip"]["low"], "clip_high": config["clip"]["high"]}
+    objective = algebra(config["algo"]["objective"], clip | config["algo"]["objective"])
+    out = Plan(f"{config['algo'].get('name')} on {model.get('name')}\n{objective}")
     _model(out, shape)
     _memory(out, config, shape, where)
     _step(out, config, work)

@@ -153,6 +153,11 @@ class ModelShape:
         )
 
 
+def known(config: dict[str, Any]) -> ModelShape | None:
+    """The shape of a transformers configuration; None for a model whose arithmetic is not known."""
+    return ModelShape.from_config(config) if config.get("model_type") in FAMILIES else None
+
+
 def find(model: dict[str, Any]) -> ModelShape | None:
     """The shape of a configuration's `model` group, without a download; None where it is not known.
 
@@ -163,9 +168,7 @@ def find(model: dict[str, Any]) -> ModelShape | None:
     file = _config_file(str(model.get("path")))
     if file is not None:
         config = json.loads(file.read_text(encoding="utf-8"))
-    if not config or config.get("model_type") not in FAMILIES:
-        return None
-    return ModelShape.from_config(config)
+    return known(config or {})
 
 
 def _config_file(path: str) -> Path | None:

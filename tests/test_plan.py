@@ -126,11 +126,12 @@ def test_every_printed_sum_gives_its_number() -> None:
 
 
 def test_the_whole_sums_are_in_the_text() -> None:
-    """The rendered plan holds 30,532,122,624 parameters, the finding, and no line wider than asked."""
+    """The rendered plan holds 30,532,122,624 parameters, the formula, the finding, and no line wider than asked."""
     text = render(plan(planned.config({"plan.device": "h200", "train.steps": 10})), width=120)
     assert "30,532,122,624" in text
     assert "3,041,656,832" in text
     assert "warning: train.steps=10" in text
+    assert "J = 1/N sum_i min( s_i A_i" in text
     assert max(map(len, text.split("warning:")[0].splitlines())) <= 120
 
 
@@ -167,7 +168,7 @@ def test_what_does_not_fit_this_computer_is_planned_elsewhere(monkeypatch: pytes
     assert "planned for h200" in where.note
 
 
-def composed(overrides: list[str]) -> dict[str, Any]:
+def composed(overrides: list[str]) -> Any:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
