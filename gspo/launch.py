@@ -45,8 +45,9 @@ def announce(plain: dict[str, Any], findings: list[preflight.Finding]) -> None:
     """Print what `gspo-plan` prints; only the findings for a model whose shape is not known."""
     if shape.find(plain["model"]) is not None:
         print(plan.render(plan.plan(plain)))
+        return
     for finding in findings:
-        print(f"{finding.level}: {finding.text}", file=sys.stderr)
+        print(f"{finding.level}: {finding.text}")
 
 
 def run_directory(run: Run) -> Path:
