@@ -20,6 +20,8 @@ SINGLE: dict[str, Callable[[Summary], tuple | None]] = {
     "experts": figures.experts,
 }
 
+MOST_ARMS = 40
+
 
 def build(root: Path, out: Path, *, axis: str = "step", by: Sequence[str] = (), paired: bool = False) -> Summary:
     """Read the runs below `root`, write the report into `out`. Raises ValueError when there is nothing to report."""
@@ -30,14 +32,24 @@ def build(root: Path, out: Path, *, axis: str = "step", by: Sequence[str] = (), 
         tables.write(table, out)
     tables.write(contents.survival(summary), out)
     drawn: dict[str, str] = {}
+    if len(summary.arms) > MOST_ARMS:
+        summary.notes.append(
+            f"{len(summary.arms)} arms: more than {MOST_ARMS} cannot be told apart in a figure; tables only"
+        )
+    else:
+        _figures(summary, out, drawn)
+    title = f"Report: {root.resolve().name}"
+    (out / "report.html").write_text(html.page(title, summary, written, drawn, axis), encoding="utf-8")
+    return summary
+
+
+def _figures(summary: Summary, out: Path, drawn: dict[str, str]) -> None:
+    """Every figure that the runs have numbers for."""
     with style():
         for name in AXES:
             _draw(drawn, out, f"curves_{name}", figures.curves(summary, name))
         for name, draw in SINGLE.items():
             _draw(drawn, out, name, draw(summary))
-    title = f"Report: {root.resolve().name}"
-    (out / "report.html").write_text(html.page(title, summary, written, drawn, axis), encoding="utf-8")
-    return summary
 
 
 def _draw(drawn: dict[str, str], out: Path, name: str, figure: tuple | None) -> None:

@@ -32,7 +32,8 @@ def build(paths: Sequence[Path], out: Path, more: Sequence[tuple[float, float]])
     """
     runs = [read_run(run, path) for path in paths for run in find_runs(path)]
     order = grouping.assign(runs, grouping.swept_keys(runs) if runs else ())
-    runs.sort(key=lambda run: (order.index(run.arm), run.seed if run.seed is not None else -1, run.name))
+    place = {arm: i for i, arm in enumerate(order)}
+    runs.sort(key=lambda run: (place[run.arm], run.seed if run.seed is not None else -1, run.name))
     loaded = [(run, rows) for run in runs if (rows := clip.load(run)) is not None and rows.n]
     if not loaded:
         raise ValueError(f"no run with sequences/*.parquet in {', '.join(str(path) for path in paths)}")

@@ -22,7 +22,7 @@ COLUMNS = ("step", "reward/", "clip/", "response/", "ratio/", "policy/", "mismat
 """Beginnings of the columns of metrics.jsonl that reports use; break-downs by mini-batch and length are left out."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Run:
     """One run directory."""
 

@@ -172,12 +172,12 @@ def times(summary: Summary) -> Table:
 
 def runs(summary: Summary) -> Table:
     """Every run; final scores in columns."""
-    scores = list(summary.scores)
+    scores, together = list(summary.scores), set(summary.runs)
     rows = []
     for run in sorted(summary.everything, key=lambda r: (r.arm, r.seed if r.seed is not None else -1, r.status)):
         outcome = of_run(run)
         seed = run.seed if run.seed is not None else -1
-        compared = run in summary.runs
+        compared = run in together
         values = [summary.scores[name].get(run.arm, {}).get(seed) if compared else None for name in scores]
         clipped = summary.clips.get("clip/token_binding", {}).get(run.arm, {}).get(seed) if compared else None
         rows.append((run.arm, run.seed, run.status, len(run.column("step")), outcome.verdict, outcome.rule,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,17 @@ class Summary:
     """Files of sequences/ read, of those there are."""
     notes: list[str] = field(default_factory=list)
 
+    groups: dict[str, list[Run]] = field(default_factory=dict)
+    """Arm -> its compared runs, by seed."""
+
     def of(self, arm: str) -> list[Run]:
         """The compared runs of an arm."""
-        return [run for run in self.runs if run.arm == arm]
+        return self.groups.get(arm, [])
 
     @property
     def excluded(self) -> list[Run]:
-        return [run for run in self.everything if run not in self.runs]
+        compared = set(self.runs)
+        return [run for run in self.everything if run not in compared]
 
 
 def generator() -> np.random.Generator:
@@ -85,12 +89,14 @@ def summarize(root: Path, *, by: Sequence[str] = (), paired: bool = False) -> Su
     swept = grouping.swept_keys(readable, by)
     arms = grouping.assign(readable, swept)
     runs = [run for run in readable if len(run.column("step")) and collapse.of_run(run).verdict != "excluded"]
-    runs.sort(key=lambda run: (arms.index(run.arm), run.seed if run.seed is not None else -1, run.name))
-    groups = {arm: [run for run in runs if run.arm == arm] for arm in arms}
+    place = {arm: i for i, arm in enumerate(arms)}
+    runs.sort(key=lambda run: (place[run.arm], run.seed if run.seed is not None else -1, run.name))
+    groups, found = by_arm(runs, arms), by_arm(readable, arms)
     scores = final_scores(runs)
-    outcomes = [collapse.of_arm(arm, [run for run in readable if run.arm == arm]) for arm in arms]
-    summary = Summary(everything, runs, swept, arms, grouping.differences(runs, swept), scores, clip_fractions(runs),
-                      outcomes, make_claims(scores, outcomes, arms, generator(), paired=paired))  # fmt: skip
+    outcomes = [collapse.of_arm(arm, found[arm]) for arm in arms]
+    claims = make_claims(scores, outcomes, arms, generator(), paired=paired)
+    differing, clips = grouping.differences(runs, swept), clip_fractions(runs)
+    summary = Summary(everything, runs, swept, arms, differing, scores, clips, outcomes, claims, groups=groups)
     for arm, group in groups.items():
         seeds = [run.seed for run in group]
         if len(set(seeds)) < len(seeds):
@@ -148,8 +154,9 @@ def add_strata(summary: Summary) -> None:
         return
     summary.files = (sum(rows.files for _, rows in loaded), sum(rows.steps for _, rows in loaded))
     edges = lengths.length_edges(np.concatenate([rows.columns["length"] for _, rows in loaded]))
+    held = {run.name: rows for run, rows in loaded}
     for arm in summary.arms:
-        group = [rows for run, rows in loaded if run.arm == arm]
+        group = [held[run.name] for run in summary.of(arm) if run.name in held]
         if not group:
             continue
         slopes = [lengths.exponent(lengths.spreads(rows, edges)).value for rows in group]
@@ -197,5 +204,9 @@ def moves_clip(summary: Summary) -> bool:
     return any(len(found) > 1 for found in ranges.values())
 
 
-def by_name(arms: Sequence[collapse.ArmCollapse]) -> Mapping[str, collapse.ArmCollapse]:
-    return {arm.arm: arm for arm in arms}
+def by_arm(runs: Sequence[Run], arms: Sequence[str]) -> dict[str, list[Run]]:
+    """Arm -> its runs, in the order given."""
+    groups: dict[str, list[Run]] = {arm: [] for arm in arms}
+    for run in runs:
+        groups[run.arm].append(run)
+    return groups
