@@ -21,7 +21,7 @@ from gspo.formula import level
 from gspo.learner import Learner, ObjectiveFn
 from gspo.rollout import Engine
 from gspo.sequences import EPS_GRID
-from gspo.shape import FAMILIES, ModelShape
+from gspo.shape import known
 from gspo.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
 from gspo.tracking.wandb_mirror import Mirror
 from gspo.types import Batch, Group, RewardFn
@@ -156,17 +156,11 @@ def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mi
         reward=reward,
         advantage=advantage,
         objective=objective,
-        ledger=Ledger(shape_of(model), peak_flops(precision)),
+        ledger=Ledger(known(model.config.to_dict()), peak_flops(precision)),
         mirror=mirror,
         sequence_metadata={"eps_grid": json.dumps(EPS_GRID), "clip": json.dumps(clip)},
         tokenizer=tokenizer,
     )
-
-
-def shape_of(model: Any) -> ModelShape | None:
-    """The loaded model's shape; None for a family whose FLOPs are not known."""
-    config = model.config.to_dict()
-    return ModelShape.from_config(config) if config.get("model_type") in FAMILIES else None
 
 
 def peak_flops(precision: str) -> float | None:
