@@ -108,6 +108,7 @@ def test_ends_in_time_with_nothing_left(name, tier):
 def test_two_hundred_runs_leave_nothing(tier):
     """A process, zombie, descriptor or directory lost per run: all of them show after 200."""
     program = "import os, time\nopen('left', 'w').write('x')\ntry: os.fork()\nexcept OSError: pass\nwhile True: pass"
+    close()
     judge(program, expect(wall=0.05), sandbox=tier)
 
     def count():
