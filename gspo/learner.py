@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gspo import parallel, policy, sequences
+from gspo import parallel, policy, routing, sequences
 from gspo.algorithms.objectives import Objective
 from gspo.batch import micro_batches, to
 from gspo.config import ClipSettings, OptimSettings
@@ -48,14 +49,19 @@ class Learner:
         precision: str,
         temperature: float,
         old_logp: str,
+        routing_replay: str = "off",
         micro_batch_tokens: int,
         total_updates: int,
         world: World | None = None,
     ):
-        """`old_logp`: who says pi_theta_old, `trainer` or `sampler`; `micro_batch_tokens`: padded tokens of a forward;
-        `total_updates`: optimiser steps at which the schedule ends."""
+        """`old_logp`: who says pi_theta_old, `trainer` or `sampler`; `routing_replay`: `off`, or `old` to take the
+        experts that pi_theta_old chose; `micro_batch_tokens`: padded tokens of a forward; `total_updates`: optimiser
+        steps at which the schedule ends. Raises ValueError for a replay on a dense model."""
+        if routing_replay != "off":
+            routing.routers(model)
         self.model, self.optim, self.clip = model, optim, clip
         self.precision, self.temperature, self.old_logp = precision, temperature, old_logp
+        self.routing_replay = routing_replay
         self.micro_batch_tokens, self.total_updates = micro_batch_tokens, total_updates
         self.world = world or World(device=next(model.parameters()).device)
         self.device = self.world.device
@@ -82,28 +88,49 @@ class Learner:
         assert entropy is not None
         return logp, entropy
 
-    @torch.no_grad()
     def logp(self, batch: Batch) -> Tensor:
         """log pi_theta(y_it | x, y_i<t) of the present weights: [B, T], in the micro-batches an update would use."""
+        return self._pass(batch)[0]
+
+    def with_old_logp(self, minibatches: Sequence[Batch]) -> list[Batch]:
+        """The mini-batches with `old_logp`, from the trainer (call it before any update) or the sampler; with replay
+        also with the experts that the weights which sampled chose in the trainer.
+
+        The trainer's first mini-batch stays without: its own forward says the same numbers and takes the same routes,
+        so that there log w is exactly 0 and no pass is spent.
+        """
+        first, *rest = minibatches
+        if self.old_logp == "trainer" or self.routing_replay == "old":
+            passes = [self._pass(m, routes=self.routing_replay == "old") for m in rest]
+            rest = [dataclasses.replace(m, old_logp=p[0], experts=p[1]) for m, p in zip(rest, passes, strict=True)]
+        if self.old_logp == "sampler":
+            return [dataclasses.replace(m, old_logp=m.sampler_logp) for m in (first, *rest)]
+        return [first, *rest]
+
+    @torch.no_grad()
+    def _pass(self, batch: Batch, *, routes: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Log-probs [B, T] of all ranks, and with `routes` the experts [B, T, layers, k] of this rank's rows.
+
+        Rows that other ranks compute keep PAD: the deal of micro-batches is that of the update, so each rank replays
+        what it recorded.
+        """
         out = torch.zeros(batch.mask.shape, dtype=torch.float32)
+        experts: Tensor | None = None
         place = torch.full((int(batch.row.max()) + 1,), -1)
         place[batch.row] = torch.arange(len(batch.row))
         for micro, weight in parallel.deal(micro_batches(batch, self.micro_batch_tokens), self.world):
-            logp, _ = self.token_logp(to(micro, self.device))
+            micro = to(micro, self.device)
+            with routing.record(self.model, micro.tokens, micro.lengths) if routes else nullcontext() as record:
+                logp, _ = self.token_logp(micro)
+            rows = place[micro.row.cpu()]
             if weight:
-                out[place[micro.row], : logp.shape[1]] = logp.to(out)
-        return parallel.sum_tensor(out, self.world)
-
-    def with_old_logp(self, minibatches: Sequence[Batch]) -> list[Batch]:
-        """The mini-batches with `old_logp`, from the trainer (call it before any update) or the sampler.
-
-        The trainer's first mini-batch stays without: its own forward says the same numbers, so that there log w is
-        exactly 0 and no pass is spent.
-        """
-        if self.old_logp == "sampler":
-            return [dataclasses.replace(m, old_logp=m.sampler_logp) for m in minibatches]
-        rest = [dataclasses.replace(m, old_logp=self.logp(m)) for m in minibatches[1:]]
-        return [minibatches[0], *rest]
+                out[rows, : logp.shape[1]] = logp.to(out)
+            if record is not None:
+                found = record.experts.cpu()
+                if experts is None:
+                    experts = found.new_full((*batch.mask.shape, *found.shape[2:]), routing.PAD)
+                experts[rows, : found.shape[1]] = found
+        return parallel.sum_tensor(out, self.world), experts
 
     def update(self, minibatch: Batch, objective: ObjectiveFn, *, on_policy: bool) -> Update:
         """One optimiser step: maximise J = sum(value) / denominator over the whole mini-batch.
@@ -115,11 +142,12 @@ class Learner:
         loss, rows = 0.0, []
         for micro, weight in parallel.deal(micro_batches(minibatch, self.micro_batch_tokens), self.world):
             micro = to(micro, self.device)
-            logp, entropy = self.token_logp(micro)
-            old_logp = logp.detach() if micro.old_logp is None else micro.old_logp.to(logp)
-            terms = objective(logp, old_logp, micro.adv.to(logp), micro.mask)
-            micro_loss = -terms.value.sum() / denominator(terms, minibatch)
-            (micro_loss * weight * self.world.size).backward()  # the ranks' gradients are averaged
+            with self._replay(micro):
+                logp, entropy = self.token_logp(micro)
+                old_logp = logp.detach() if micro.old_logp is None else micro.old_logp.to(logp)
+                terms = objective(logp, old_logp, micro.adv.to(logp), micro.mask)
+                micro_loss = -terms.value.sum() / denominator(terms, minibatch)
+                (micro_loss * weight * self.world.size).backward()  # the ranks' gradients are averaged
             if weight:
                 loss += micro_loss.item()
                 trainer_says = logp.detach() if on_policy else old_logp if self.old_logp == "trainer" else None
@@ -131,6 +159,12 @@ class Learner:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under its name in transformers' state dict, whole on every rank, one at a time."""
         yield from parallel.full_weights(self.model)
+
+    def _replay(self, micro: Batch) -> AbstractContextManager[None]:
+        """The recorded routes around forward and backward (recomputation included), where the batch carries any."""
+        if micro.experts is None:
+            return nullcontext()
+        return routing.replay(self.model, micro.experts, micro.lengths)
 
     def _rows(self, micro, logp, old_logp, entropy, terms, trainer_says) -> Rows:
         return sequences.of_update(

@@ -145,6 +145,7 @@ def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mi
         precision=precision,
         temperature=run.sampling.temperature,
         old_logp=run.train.old_logp,
+        routing_replay=run.train.routing_replay,
         micro_batch_tokens=run.trainer.micro_batch_tokens,
         total_updates=run.train.steps * run.train.minibatches,
     )

@@ -25,6 +25,7 @@ LEVEL_BORDER = 0.01
 """Clip ranges of the field lie below it at sequence level (3e-4) and above it at token level (0.2)."""
 WORDS = {
     "train.old_logp": ("trainer", "sampler"),
+    "train.routing_replay": ("off", "old"),
     "optim.schedule": ("constant", "linear", "cosine"),
     "trainer.precision": ("auto", "float32", "bfloat16"),
     "rollout.dtype": ("auto", "float32", "bfloat16"),

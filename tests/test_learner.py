@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import tiny_model_dir
 
-from gspo import policy
+from gspo import policy, routing
 from gspo.algorithms.hybrids import dapo
 from gspo.algorithms.objectives import grpo, gspo, gspo_token
 from gspo.batch import micro_batches, split
@@ -98,6 +98,33 @@ def test_the_first_mini_batch_is_exactly_on_policy(tmp_path, kind):
         assert not rows["log_s"].any()
 
 
+def test_replay_keeps_the_routes_of_the_old_policy(tmp_path):
+    """After an update the later mini-batches still take the experts recorded before it, whatever the micro-batches;
+    without replay some differ. On unchanged weights replay changes nothing."""
+    model = load(tmp_path, dtype=torch.float32)
+    lrn = learner(model, tokens=60, lr=0.1)
+    lrn.routing_replay = "old"
+    bound = functools.partial(grpo, clip_low=None, clip_high=None)
+    first, second = lrn.with_old_logp(split(batch(), 2, seed=0))
+    assert first.experts is None
+    frozen = learner(model, tokens=60, lr=1e-30)
+    assert not frozen.update(second, bound, on_policy=False).rows["max_abs_log_w"].any()
+    lrn.update(first, bound, on_policy=True)
+    whole = learner(model, tokens=10_000)
+    with routing.record(model, second.tokens, second.lengths) as live:
+        free = whole.logp(second)
+    assert not torch.equal(live.experts, second.experts), "the update is meant to change routes"
+    with torch.no_grad(), routing.replay(model, second.experts, second.lengths):
+        replayed, _ = learner(model, tokens=10_000).token_logp(second)
+    update = lrn.update(second, bound, on_policy=False)
+    order = torch.argsort(torch.from_numpy(update.rows["row"]))
+    found = torch.from_numpy(update.rows["log_w_sum"])[order]
+    expected = (replayed - second.old_logp).sum(-1)[torch.argsort(second.row)]
+    torch.testing.assert_close(found, expected.double(), rtol=1e-4, atol=1e-4)
+    assert (found - (free - second.old_logp).sum(-1)[torch.argsort(second.row)]).abs().max() > 1e-2
+    assert routing.routers(model)[0][1].weight.grad.abs().max() > 0
+
+
 def test_old_logp_from_the_sampler(tmp_path):
     """`sampler` takes the engine's numbers for every mini-batch; the mismatch is known in the first one only."""
     lrn = learner(load(tmp_path, dtype=torch.float32), old_logp="sampler")
@@ -148,6 +175,7 @@ def test_a_non_finite_update_is_skipped(tmp_path, fault):
 
 def test_schedules():
     """Linear warm-up to 1 over 4 updates, then constant, linear to 0 or cosine to 0 at the end."""
+
     def factors(kind):
         return [schedule(OptimSettings(lr=1.0, schedule=kind, warmup_steps=4), u, 12) for u in (0, 3, 4, 8, 12)]
 

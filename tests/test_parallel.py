@@ -33,7 +33,7 @@ def three_updates(model, objective, world):
             out |= {"loss": update.loss, "grad_norm": update.grad_norm}
             n = len(update.rows["row"])
             judged = {"reward": update.rows["adv"].astype(float), "group": minibatch.group.numpy()[:n]}
-            judged |= {name: update.rows["length"] * 0 for name in ("truncated", "empty")}
+            judged |= dict.fromkeys(("truncated", "empty"), update.rows["length"] * 0)
             judged |= {"sampled": update.rows["length"], "sample": update.rows["length"]}
             rows = sequences.join(judged, [update.rows])
             out["metrics"] = metrics.from_rows(rows)
