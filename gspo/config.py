@@ -35,6 +35,9 @@ class TrainSettings:
     """Optimiser steps per rollout step (paper 5.1: 4)."""
     old_logp: str = "trainer"
     """Who says pi_theta_old: `trainer`, or `sampler` (paper 5.4)."""
+    routing_replay: str = "off"
+    """MoE: `off`, or `old`: every forward of the update takes the experts that pi_theta_old chose in the trainer (paper
+    5.3), weighted by the live router."""
     mask_truncated: bool = False
     """True: responses cut at max_tokens train no token (they stay in N)."""
     max_skipped: int = 3
@@ -154,6 +157,18 @@ class CheckpointSettings:
 
 
 @dataclass
+class EvalSettings:
+    every: int = 0
+    """Steps between evaluations, from the untrained weights to the last; 0: none."""
+    benchmark: str | None = None
+    """A file of conf/benchmark."""
+    k: int | None = None
+    """Samples a problem; null: the benchmark's."""
+    problems: int | None = None
+    """The first so many problems; null: the benchmark's."""
+
+
+@dataclass
 class SweepSettings:
     name: str = MISSING
     """Directory of a multirun under outputs/sweeps."""
@@ -192,6 +207,7 @@ class Run:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    eval: EvalSettings = field(default_factory=EvalSettings)
     sweep: SweepSettings = field(default_factory=SweepSettings)
     plan: PlanSettings = field(default_factory=PlanSettings)
 
