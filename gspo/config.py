@@ -128,7 +128,7 @@ class RolloutSettings:
 @dataclass
 class TrainerSettings:
     devices: int | None = None
-    """Ranks of this node; null: every CUDA device, or 1 on the CPU."""
+    """Ranks of this node, for `gspo-plan`; `gspo-train` runs on one (null: the first CUDA device, or the CPU)."""
     precision: str = "auto"
     """Compute: `float32`, `bfloat16` (with float32 master weights), or `auto` (bfloat16 on CUDA, else float32)."""
     micro_batch_tokens: int = MISSING

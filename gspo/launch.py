@@ -27,6 +27,8 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
     Raises ValueError for whatever is wrong before anything is created.
     """
     findings = preflight.check(plain)
+    if (run.trainer.devices or 1) > 1:
+        raise ValueError(f"trainer.devices={run.trainer.devices}: gspo-train runs on one device (accepted: 1, null)")
     pretrained.check(run.model.path)
     data.check(run.data)
     bind(run.reward, "reward")
