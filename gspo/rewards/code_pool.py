@@ -94,7 +94,7 @@ class Judges:
                 taken[place], said = _attempt(taken[place], job)
                 return said
             finally:
-                for held in taken:
+                for held in sorted(taken, key=lambda held: held is not None):  # the started ones are taken first
                     self.free.put(held)
 
     def close(self) -> None:
