@@ -384,7 +384,8 @@ def test_long_runs_and_many_directories(tmp_path):
         folder = tmp_path / "many" / f"job{k}"
         folder.mkdir(parents=True)
         for name, data in files.items():
-            (folder / name).write_bytes(data.replace(b"seed: 0", b"seed: %d" % (k % 10)))
+            data = data.replace(b"seed: 0", b"seed: %d" % (k % 10)).replace(b"lr: 0.001", b"lr: %d" % (k // 10))
+            (folder / name).write_bytes(data)
         record = json.loads(files["run.json"]) | {"overrides": [f"optim.lr={k // 10}", f"seed={k % 10}"]}
         (folder / "run.json").write_text(json.dumps(record))
     assert main([str(tmp_path / "many")]) == 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gspo.report.statistics import EXACT_UP_TO, MIN_PAIRS, Array, Interval, as_array, wilson, z_quantile
+from gspo.report.statistics import EXACT_UP_TO, MIN_PAIRS, Array, Interval, as_array, chunks, wilson, z_quantile
 
 MONTE_CARLO = 100_000
 _TIE = 1e-12
@@ -30,7 +30,7 @@ def permutation_p(a: Sequence[float] | Array, b: Sequence[float] | Array, rng: n
             sums, counts = np.concatenate([sums, sums + value]), np.concatenate([counts, counts + 1])
         return float((np.abs(sums[counts == size]) >= edge).mean())
     hits = 0
-    for draws in _chunks(MONTE_CARLO, 2000):
+    for draws in chunks(MONTE_CARLO, len(both)):
         picked = rng.permuted(np.broadcast_to(both, (draws, len(both))), axis=1)[:, :size]
         hits += int((np.abs(picked.sum(1)) >= edge).sum())
     return (1 + hits) / (1 + MONTE_CARLO)
@@ -51,15 +51,10 @@ def sign_flip_p(differences: Sequence[float] | Array, rng: np.random.Generator) 
             sums = np.concatenate([sums - value, sums + value])
         return float((np.abs(sums) >= edge).mean())
     hits = 0
-    for draws in _chunks(MONTE_CARLO, 2000):
+    for draws in chunks(MONTE_CARLO, len(d)):
         signs = rng.integers(0, 2, size=(draws, len(d))) * 2 - 1
         hits += int((np.abs(signs @ d) >= edge).sum())
     return (1 + hits) / (1 + MONTE_CARLO)
-
-
-def _chunks(total: int, size: int) -> list[int]:
-    """`total` in pieces of at most `size`."""
-    return [min(size, total - start) for start in range(0, total, size)]
 
 
 def fisher_p(count_a: int, n_a: int, count_b: int, n_b: int) -> float:

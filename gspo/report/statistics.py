@@ -89,8 +89,9 @@ def mean_band(rows: Array, rng: np.random.Generator) -> tuple[Array, Array, Arra
     half = t_quantile(n - 1) * se
     if n < BOOTSTRAP_FROM:
         return mean, mean - half, mean + half, "student t"
-    share = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
-    low, high = np.quantile(share @ (rows - mean), _tails(n), axis=0)
+    weights, centred = np.full(n, 1 / n), rows - mean
+    shift = [rng.multinomial(n, weights, size=draws) / n @ centred for draws in chunks(RESAMPLES, n)]
+    low, high = np.quantile(np.concatenate(shift), _tails(n), axis=0)
     return mean, mean + low, mean + high, "bootstrap"
 
 
@@ -98,6 +99,12 @@ def _tails(n: int, df: float | None = None) -> tuple[float, float]:
     """Quantiles of the expanded percentile bootstrap: Phi(-+ sqrt(n / (n - 1)) t), in place of 2.5 % and 97.5 %."""
     tail = float(special.ndtr(-math.sqrt(n / (n - 1)) * t_quantile(n - 1 if df is None else df)))
     return tail, 1 - tail
+
+
+def chunks(draws: int, width: int) -> list[int]:
+    """`draws` rows of `width` numbers in pieces of at most 2 million numbers."""
+    size = max(1, 2_000_000 // max(width, 1))
+    return [min(size, draws - start) for start in range(0, draws, size)]
 
 
 def _bounds(draws: Array, tails: tuple[float, float]) -> tuple[float, float]:
@@ -129,8 +136,8 @@ def iqm_interval(values: Sequence[float] | Array, rng: np.random.Generator) -> I
     half = IQM_QUANTILES.get(n, t_quantile(n - 2 * (n // 4) - 1)) * spread
     if n < BOOTSTRAP_FROM:
         return Interval(value, value - half, value + half, n, "trimmed t")
-    centres, _ = _trimmed(x[rng.integers(0, n, size=(RESAMPLES, n))])
-    low, high = _bounds(centres, _tails(n))
+    centres = [_trimmed(x[rng.integers(0, n, size=(draws, n))])[0] for draws in chunks(RESAMPLES, n)]
+    low, high = _bounds(np.concatenate(centres), _tails(n))
     return Interval(value, low, high, n, "bootstrap")
 
 
@@ -162,7 +169,9 @@ def difference_interval(a: Sequence[float] | Array, b: Sequence[float] | Array, 
         return Interval(value, value - half, value + half, n, "welch t")
     shift = np.zeros(RESAMPLES)
     for arm, sign in ((x, 1.0), (y, -1.0)):
-        shift += sign * arm[rng.integers(0, len(arm), size=(RESAMPLES, len(arm)))].mean(1)
+        size = len(arm)
+        draws = [arm[rng.integers(0, size, size=(k, size))].mean(1) for k in chunks(RESAMPLES, size)]
+        shift += sign * np.concatenate(draws)
     low, high = _bounds(shift, _tails(n, df))
     return Interval(value, low, high, n, "bootstrap")
 
