@@ -14,7 +14,15 @@ import textwrap
 from typing import Any
 
 from gspo.rewards.answers import without_thinking
-from gspo.rewards.sandbox import MEMORY_MB, TIME_LIMIT, CodeVerdict, judge
+from gspo.rewards.sandbox import (
+    MEMORY_MB,
+    TIME_LIMIT,
+    CodeVerdict,
+    InfrastructureError,
+    choose_tier,
+    judge,
+    self_test,
+)
 from gspo.types import Prompt, Reward, Rollout
 
 _OPEN = re.compile(r"^[ \t]*(?:(`{3,})[ \t]*([^`\n]*)|(~{3,})[ \t]*([^\n]*))$", re.MULTILINE)
@@ -129,6 +137,21 @@ def _value(verdict: CodeVerdict, partial: bool) -> float:
     if partial and verdict.total:
         return verdict.passed / verdict.total
     return float(verdict.verdict == "pass")
+
+
+def ready(node: dict[str, Any]) -> dict[str, Any]:
+    """The sandbox that `reward.sandbox` gives here and its self-test, for run.json.
+
+    Raises ValueError, with the fix, when none works here or the self-test finds a hole.
+    """
+    asked = node.get("sandbox", "auto")
+    try:
+        found = self_test(choose_tier(asked))
+    except InfrastructureError as error:
+        raise ValueError(f"reward.sandbox={asked}: {error}") from error
+    if not found["works"]:
+        raise ValueError(f"reward.sandbox={asked}: the self-test of {found['tier']} failed: {found['reason']}")
+    return {"sandbox": found}
 
 
 def row_problem(row: dict[str, Any]) -> str | None:
