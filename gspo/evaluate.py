@@ -77,20 +77,15 @@ def settings_of(settings: EvalSettings, reward: Mapping[str, Any]) -> BenchmarkS
     return found
 
 
-def check(settings: BenchmarkSettings) -> Source:
-    """The benchmark's problems. Raises ValueError for whatever is wrong with it that needs no tokenizer to be seen."""
+def check(settings: BenchmarkSettings) -> Callable[[], Source]:
+    """What reads the benchmark's problems. Raises ValueError for whatever is wrong that no file has to be read for."""
     for name in ("k", "problems"):
         if (value := getattr(settings, name)) is not None and value < 1:
             raise ValueError(f"benchmark.{name}={value}: too small (accepted: 1 or more)")
     bind(settings.reward, "benchmark.reward")
     if settings.columns:
         bind(settings.columns, "benchmark.columns")
-    source = bind(settings.data, "benchmark.data")()
-    if not isinstance(source, Source):
-        raise ValueError(f"benchmark.data._target_={settings.data.get('_target_')}: gives no Source")
-    if source.size is None and settings.problems is None:
-        raise ValueError("benchmark.problems=None: generated problems never end; a number is needed")
-    return source
+    return bind(settings.data, "benchmark.data")
 
 
 def open_benchmark(
@@ -100,7 +95,11 @@ def open_benchmark(
 
     Raises ValueError for whatever is wrong, a prompt without room for `sampling.max_tokens` included.
     """
-    source, room = check(settings), model.context - sampling.max_tokens
+    source, room = check(settings)(), model.context - sampling.max_tokens
+    if not isinstance(source, Source):
+        raise ValueError(f"benchmark.data._target_={settings.data.get('_target_')}: gives no Source")
+    if source.size is None and settings.problems is None:
+        raise ValueError("benchmark.problems=None: generated problems never end; a number is needed")
     if room < 1:
         raise ValueError(
             f"sampling.max_tokens={sampling.max_tokens}: model.context={model.context} leaves no room for a prompt"
@@ -136,20 +135,19 @@ def sha256(prompts: Sequence[Prompt], source: Source) -> str:
 
 def evaluate(
     engine: Engine,
-    prompts: Sequence[Prompt],
-    reward: RewardFn,
+    benchmark: Benchmark,
     *,
-    k: int,
     seed: int,
-    columns: Columns | None = None,
-    facts: Mapping[str, Any] | None = None,
+    step: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Row, list[Row]]:
-    """k samples to each prompt, judged: the row of eval.jsonl (`facts` first), and a record of each sample.
+    """k samples to each prompt, judged: the row of eval.jsonl, and a record of each sample.
 
-    A sample that is truncated, or that the verifier fails on, counts as wrong, and is counted. `progress` is told the
-    samples done and their number. Raises ValueError without prompts or for ids that are not unique.
+    A sample that is truncated, or that the verifier fails on, counts as wrong, and is counted. `step` is written into
+    the row; `progress` is told the samples done and their number. Raises ValueError without prompts or for ids that
+    are not unique.
     """
+    prompts, reward, k = benchmark.prompts, benchmark.reward, benchmark.k
     if not prompts or len({prompt.id for prompt in prompts}) != len(prompts):
         raise ValueError(f"{len(prompts)} problems: at least one is needed, each with an id of its own")
     begun, groups, at_once = time.perf_counter(), [], max(1, CHUNK // k)
@@ -163,9 +161,10 @@ def evaluate(
     versions = {rollout.version for group in groups for rollout in group.rollouts}
     assert len(versions) == 1, f"samples of several weights: {sorted(versions)}"
     correct = [[sample["correct"] for sample in samples[i : i + k]] for i in range(0, len(samples), k)]
-    row = {**(facts or {}), "seed": seed, "version": versions.pop(), "k": k, "problems": len(prompts)}
+    row: Row = {"step": step, "benchmark": benchmark.name, "k": k, "problems": len(prompts)}
     row |= estimate(correct, [sample["answer"] for sample in samples], seed) | shares(samples)
-    row |= columns(prompts, correct) if columns else {}
+    row |= benchmark.columns(prompts, correct) if benchmark.columns else {}
+    row |= {"seed": seed, "version": versions.pop()} | benchmark.facts
     return row | {"time/eval_s": time.perf_counter() - begun}, samples
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gspo import data, plan, preflight, pretrained, shape
+from gspo import data, evaluate, plan, preflight, pretrained, shape
 from gspo.binding import bind, target
 from gspo.config import Run
 from gspo.formula import algebra
@@ -32,6 +33,7 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
     pretrained.check(run.model.path)
     data.check(run.data)
     bind(run.reward, "reward")
+    evaluate.settings_of(run.eval, run.reward)
     wandb_mirror.check(run.tracking.wandb)
     directory = run_directory(run)
     continued = directory.exists()
@@ -91,6 +93,19 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
     return found
 
 
+def readiness(node: Any) -> dict[str, Any]:
+    """What the modules of a reward node, and of the nodes inside it, say of themselves before a run (`ready`)."""
+    if not isinstance(node, dict):
+        return {}
+    found: dict[str, Any] = {}
+    home = str(node.get("_target_", "")).rpartition(".")[0]
+    if home and hasattr(importlib.import_module(home), "ready"):
+        found |= importlib.import_module(home).ready(node)
+    for inner in node.values():
+        found |= readiness(inner)
+    return found
+
+
 def use_what_is_installed(run: Run, plain: dict[str, Any]) -> None:
     """Fall back to transformers' generate, in one line, where vLLM cannot be imported."""
     if run.rollout._target_ == "gspo.rollout.vllm_local.VllmEngine":
@@ -111,17 +126,21 @@ def _train(
     objective, _, _ = made.functions(run)  # a combination that a function refuses is refused here
     model_dir = pretrained.resolve(run.model.path)
     stream, tokenizer = made.open_stream(run, model_dir)
+    benchmark = evaluate.settings_of(run.eval, run.reward)
+    held_out = benchmark and evaluate.open_benchmark(benchmark, tokenizer, run.model, run.sampling)
     facts = {
         "objective": algebra(run.algo.objective, objective.keywords),  # type: ignore[attr-defined]
         "seed": run.seed,
         "overrides": overrides,
         "findings": [finding.text for finding in findings],
+        "reward": readiness(run.reward),
     }
     print(f"objective: {facts['objective']}")
     record = run_dir.open_existing(directory) if continued else run_dir.create(directory, plain, facts)
     try:
         with record, Mirror(record, run.tracking, name=run.run.name) as mirror:
             parts = made.assemble(run, model_dir, stream, tokenizer, mirror)
+            parts.held_out = held_out
             try:
                 first = resume(parts, record) if continued else 0
                 train(run, parts, record, first_step=first)

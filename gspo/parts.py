@@ -17,6 +17,7 @@ from gspo.compute import Ledger
 from gspo.config import Run
 from gspo.data import PromptStream, open_source
 from gspo.devices import here
+from gspo.evaluate import Benchmark
 from gspo.formula import level
 from gspo.learner import Learner, ObjectiveFn
 from gspo.rollout import Engine
@@ -44,6 +45,8 @@ class Parts:
     skipped: int = 0
     """Updates skipped in a row."""
     tokenizer: Any = field(default=None, repr=False)
+    held_out: Benchmark | None = None
+    """What is evaluated on during training, if anything."""
 
     def count(self, groups: list[Group], minibatches: list[Batch], seconds: dict[str, float]) -> None:
         """Enter a step into the ledger."""

@@ -19,6 +19,7 @@ import numpy as np
 from gspo import metrics, sequences
 from gspo.batch import make_batch, reward_matrix, split
 from gspo.config import Run
+from gspo.evaluate import evaluate, require_judged
 from gspo.learner import Learner, Update
 from gspo.parts import Parts
 from gspo.rewards.score import score
@@ -44,6 +45,8 @@ def train(run: Run, parts: Parts, record: RunDir, *, first_step: int = 0) -> Non
     parts.engine.update_weights(parts.learner.weights(), version=first_step)
     with _signals() as asked, Display(run.train.steps, first_step) as display:
         for number in range(first_step, run.train.steps):
+            if run.eval.every and number % run.eval.every == 0:
+                held_out(run, parts, record, number)
             row = step(run, parts, record, number, check=number == first_step or number % run.rollout.check_every == 0)
             display.update(row)
             last = number + 1 == run.train.steps or bool(asked)
@@ -52,6 +55,8 @@ def train(run: Run, parts: Parts, record: RunDir, *, first_step: int = 0) -> Non
                 parts.save(record.path / "checkpoints", number + 1, run.checkpoint.keep_last)
             if asked and number + 1 < run.train.steps:
                 raise Interrupted(f"{signal.Signals(asked[0]).name} after step {number}")
+        if run.eval.every:
+            held_out(run, parts, record, run.train.steps)
 
 
 def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) -> dict[str, Any]:
@@ -94,6 +99,24 @@ def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) ->
     record.metrics(row)
     parts.mirror.log(row)
     return row
+
+
+def held_out(run: Run, parts: Parts, record: RunDir, number: int) -> None:
+    """Evaluate the weights after `number` steps: a row of eval.jsonl; what training does next stays the same.
+
+    The weights are sent once more afterwards, so that no prompt of the evaluation stays in an engine's cache. Raises
+    VerifierFailures when the judge fails too often.
+    """
+    assert parts.held_out is not None
+    begun, prompts, k = time.perf_counter(), parts.held_out.prompts, parts.held_out.k
+    row, samples = evaluate(parts.engine, parts.held_out, seed=run.seed, step=number)
+    parts.engine.update_weights(parts.learner.weights(), version=number)
+    lengths = [[sample["length"] for sample in samples[i * k : i * k + k]] for i in range(len(prompts))]
+    sizes = [len(prompt.token_ids) for prompt in prompts]
+    parts.ledger.add_rollout(sizes, lengths, time.perf_counter() - begun, shared_prefix=True, phase="eval")
+    record.eval(row)
+    parts.mirror.log(row)
+    require_judged(row)
 
 
 def require_agreement(learner: Learner, minibatches: list[Batch]) -> None:
