@@ -24,6 +24,7 @@ from gspo.data import Row, Source, open_source
 from gspo.pass_rate import PassRate, measure
 from gspo.pretrained import character_tokenizer
 from gspo.sft_config import SftConfig
+from gspo.sft_display import Display
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -263,45 +264,3 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Pat
 def _eos(tokenizer: PreTrainedTokenizerBase) -> int:
     assert isinstance(tokenizer.eos_token_id, int)
     return tokenizer.eos_token_id
-
-
-class Display:
-    """A progress bar on a terminal, a line for each measurement elsewhere; on stderr."""
-
-    def __init__(self, max_updates: int, target: float):
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("supervised"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}  {task.fields[said]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=max_updates, said="")
-        self._target, self._level = target, 0
-
-    def __enter__(self) -> Display:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
-
-    def update(self, update: int, level: int, loss: float, accuracy: float) -> None:
-        """An update was made; a new level is said."""
-        said = f"update {update}, level {level}, loss {loss:.3f}, accuracy {accuracy:.2f}"
-        if level != self._level:
-            self._say(said)
-        self._level = level
-        self._bar.update(self._task, completed=update, said=said)
-
-    def measured(self, rate: PassRate) -> None:
-        """The pass rate was measured."""
-        self._say(f"pass rate {rate.mean:.3f} (target {self._target:.2f}), mixed groups {rate.mixed:.2f}")
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
