@@ -6,25 +6,55 @@ is made and travel with every micro-batch of it, so no cut can change a gradient
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gspo.types import Batch, Group
+from gspo.types import Batch, Group, Reward, Rollout
 
 
-def reward_matrix(groups: Sequence[Group]) -> Tensor:
-    """Rewards `[P, G]` float64; NaN where the verifier failed."""
-    return torch.tensor([[r.value for r in group.rewards] for group in groups], dtype=torch.float64)
+def reward_tensor(groups: Sequence[Group]) -> Tensor:
+    """Rewards `[P, G]` float64, NaN where the verifier failed; `[P, G, S]` when they come by step, NaN behind the last.
+
+    A response without steps among others with them is one step.
+    """
+    each = [[[r.value] if r.steps is None else [v for _, v in r.steps] for r in group.rewards] for group in groups]
+    if all(r.steps is None for group in groups for r in group.rewards):
+        return torch.tensor(each, dtype=torch.float64)[..., 0]
+    most = max(len(steps) for group in each for steps in group)
+    nan = float("nan")
+    return torch.tensor([[steps + [nan] * (most - len(steps)) for steps in group] for group in each]).double()
 
 
-def make_batch(groups: Sequence[Group], adv: Tensor, *, mask_truncated: bool = False) -> Batch:
+def step_ends(rollout: Rollout, reward: Reward, tokenizer: Any) -> list[int]:
+    """The token of the response at which each step of its reward ends: the first that completes the step's text.
+
+    A step that ends with the text ends with the response, EOS included. Tokens may be several characters, or a part of
+    one: text is compared as the tokenizer decodes the tokens before.
+    """
+    ids, last = rollout.token_ids.tolist(), len(rollout.token_ids) - 1
+
+    def holds(end: int, n: int) -> bool:
+        return tokenizer.decode(ids[:n], skip_special_tokens=True).startswith(rollout.text[:end])
+
+    ends = []
+    for end, _ in reward.steps or [(len(rollout.text), 0.0)]:
+        first = bisect.bisect_left(range(last), True, key=lambda n, end=end: holds(end, n + 1))
+        ends.append(last if end >= len(rollout.text) else first)
+    return ends
+
+
+def make_batch(groups: Sequence[Group], adv: Tensor, *, tokenizer: Any = None, mask_truncated: bool = False) -> Batch:
     """The step's `N = P * G` sequences, in the order of the groups.
 
-    `adv` is `[P, G]`. With `mask_truncated`, a response cut at max_tokens keeps its row and trains no token.
+    `adv` is `[P, G]`, or `[P, G, S]` by step, which the tokens of a step get (the batch's `adv` is `[N, T]` then, 0
+    behind the last step); `tokenizer` says where steps end. With `mask_truncated`, a response cut at max_tokens keeps
+    its row and trains no token.
     """
     rows = [(prompt, rollout) for prompt in groups for rollout in prompt.rollouts]
     lengths = [len(group.prompt.token_ids) + len(rollout.token_ids) for group, rollout in rows]
@@ -45,12 +75,25 @@ def make_batch(groups: Sequence[Group], adv: Tensor, *, mask_truncated: bool = F
         lengths=torch.tensor(lengths),
         mask=torch.from_numpy(mask),
         sampler_logp=torch.from_numpy(np.where(mask, logp, np.float32(0))),
-        adv=adv.reshape(n).float(),
+        adv=adv.reshape(n).float() if adv.ndim == 2 else token_adv(groups, adv, mask, tokenizer),
         group=torch.from_numpy(groups_of),
         row=torch.arange(n),
         num_sequences=n,
         num_tokens=int(mask.sum()),
     )
+
+
+def token_adv(groups: Sequence[Group], adv: Tensor, mask: np.ndarray, tokenizer: Any) -> Tensor:
+    """Advantages of steps `[P, G, S]` as those of tokens `[N, T]` float32: a token's step is the first not yet over."""
+    out = np.zeros(mask.shape, np.float32)
+    rows = [(group, k) for group in groups for k in range(len(group.rollouts))]
+    for i, (group, k) in enumerate(rows):
+        rollout, reward = group.rollouts[k], group.rewards[k]
+        start, length = len(group.prompt.token_ids) - 1, len(rollout.token_ids)
+        ends = step_ends(rollout, reward, tokenizer)
+        by_step = np.append(adv.flatten(0, 1)[i, : len(ends)].numpy(), 0.0)
+        out[i, start : start + length] = by_step[np.searchsorted(ends, np.arange(length))]
+    return torch.from_numpy(np.where(mask, out, np.float32(0)))
 
 
 def split(batch: Batch, minibatches: int, *, seed: int) -> list[Batch]:

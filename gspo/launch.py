@@ -126,6 +126,7 @@ def _train(
     objective, _, _ = made.functions(run)  # a combination that a function refuses is refused here
     model_dir = pretrained.resolve(run.model.path)
     stream, tokenizer = made.open_stream(run, model_dir)
+    made.try_out(run, stream)
     benchmark = evaluate.settings_of(run.eval, run.reward)
     held_out = benchmark and evaluate.open_benchmark(benchmark, tokenizer, run.model, run.sampling)
     facts = {

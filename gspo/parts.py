@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from gspo.sequences import EPS_GRID
 from gspo.shape import known
 from gspo.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
 from gspo.tracking.wandb_mirror import Mirror
-from gspo.types import Batch, Group, RewardFn
+from gspo.types import Batch, Group, RewardFn, Rollout
 
 
 @dataclass
@@ -103,6 +104,26 @@ def functions(run: Run) -> tuple[ObjectiveFn, Callable[[Tensor], Tensor], Reward
     adv = advantage(torch.tensor([[0.0, 1.0]]))[0].float()
     objective(torch.zeros(2, 1), torch.zeros(2, 1), adv, torch.ones(2, 1, dtype=torch.bool))
     return objective, advantage, bind(run.reward, "reward")
+
+
+def try_out(run: Run, stream: PromptStream) -> None:
+    """Reward, advantage and objective on two empty responses to the first prompt, which the stream keeps.
+
+    Raises ValueError for a prompt that the reward cannot judge, and for rewards by step where the algorithm takes one
+    a response.
+    """
+    objective, advantage, reward = functions(run)
+    state = stream.state()
+    prompt = stream.take(1, 0)[0]
+    stream.restore(state)
+    steps = reward(prompt, Rollout(np.zeros(1, np.int64), np.ones(1, bool), np.zeros(1, np.float32), "stop", 0)).steps
+    if steps is None:
+        return
+    try:
+        adv = advantage(torch.tensor([[[0.0] * len(steps), [1.0] * len(steps)]]))[0].float()
+        objective(torch.zeros(2, 1), torch.zeros(2, 1), adv[:, :1], torch.ones(2, 1, dtype=torch.bool))
+    except ValueError as error:
+        raise ValueError(f"reward._target_={run.reward['_target_']}: rewards come by step, but {error}") from error
 
 
 def open_stream(run: Run, directory: Path) -> tuple[PromptStream, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gspo import metrics, sequences
-from gspo.batch import make_batch, reward_matrix, split
+from gspo.batch import make_batch, reward_tensor, split
 from gspo.config import Run
 from gspo.evaluate import evaluate, require_judged
 from gspo.learner import Learner, Update
@@ -72,8 +72,8 @@ def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) ->
     groups = score(groups, parts.reward)
     clock.lap("reward")
 
-    adv = parts.advantage(reward_matrix(groups))  # [P, G], Eq. 6
-    batch = make_batch(groups, adv, mask_truncated=run.train.mask_truncated)
+    adv = parts.advantage(reward_tensor(groups))  # [P, G], Eq. 6; [P, G, S] by step
+    batch = make_batch(groups, adv, tokenizer=parts.tokenizer, mask_truncated=run.train.mask_truncated)
     minibatches = learner.with_old_logp(split(batch, run.train.minibatches, seed=minibatch_seed(run.seed, number)))
     if check:
         require_agreement(learner, minibatches)

@@ -72,7 +72,7 @@ class Reward:
     """Named parts, `correct` and `format` apart; `correct` in [0, 1]."""
     verdict: Verdict = "ok"
     steps: list[tuple[int, float]] | None = None
-    """Per-step rewards: (index of the response token at which the step ends, value); or None."""
+    """Rewards by step, in order: (characters of `Rollout.text` up to its end, value); None: one reward in all."""
     path: str = ""
     """How the verdict was reached (`exact`, `math-verify`, `no answer`, ...)."""
     reason: str = ""

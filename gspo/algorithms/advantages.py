@@ -3,6 +3,9 @@
 `rewards` is `[P, G]`: one row a group; NaN marks a response whose verifier failed. Such a response has no reward: the
 statistics are those of the others, its own advantage is 0 and it stays in N. A group with fewer than two rewards left,
 or without spread (max equal to min), gets exactly 0. Standard deviations are population ones (divided by the count).
+
+Rewards by step are `[P, G, S]`: S steps at most a response, NaN behind the last. The advantage of a step is that of its
+tokens.
 """
 
 import torch
@@ -10,10 +13,12 @@ from torch import Tensor
 
 
 def group_normalized(rewards: Tensor) -> Tensor:
-    """A_i = (r_i - mean) / std over the group, Eq. 6: [P, G] -> [P, G].
+    """A_i = (r_i - mean) / std over the group, Eq. 6: [P, G] -> [P, G]; rewards by step as `step_normalized` says.
 
     [1, 0, 0, 0] -> [1.732051, -0.577350, -0.577350, -0.577350].
     """
+    if rewards.ndim == 3:
+        return step_normalized(rewards)
     centered, valid, spread = _centered(rewards)
     count = valid.sum(-1, keepdim=True).clamp(min=1)
     std = (centered.square().sum(-1, keepdim=True) / count).sqrt()
@@ -35,6 +40,24 @@ def leave_one_out(rewards: Tensor) -> Tensor:
     count = valid.sum(-1, keepdim=True)
     scaled = centered * count / (count - 1).clamp(min=1)
     return scaled.where(spread, torch.zeros_like(scaled))
+
+
+def step_normalized(rewards: Tensor) -> Tensor:
+    """A_ik = sum_{j >= k} (r_ij - mean) / std over all steps of the group: [P, G, S] -> [P, G, S], 0 where NaN.
+
+    So a token has the sum of the normalised rewards of the steps that end at it or later: process supervision of
+    DeepSeekMath (arXiv 2402.03300, section 4.1.3). A group without two responses that have rewards gets exactly 0.
+    [[1, 0], [1, 1]] -> [[-1.154701, -1.732051], [1.154701, 0.577350]].
+    Raises ValueError for anything but [P, G, S] with G >= 2, and for infinite rewards.
+    """
+    if rewards.ndim != 3 or rewards.shape[1] < 2:
+        raise ValueError(f"rewards by step must be [P, G, S] with G >= 2 responses; got {list(rewards.shape)}")
+    flat = group_normalized(rewards.flatten(1)).view(rewards.shape)
+    responses = (~rewards.isnan()).any(-1).sum(-1)  # [P]
+    enough = (responses >= 2)[:, None, None] & ~rewards.isnan()
+    # each step and those after it: a running sum from the end
+    total = flat.flip(-1).cumsum(-1).flip(-1)
+    return total.where(enough, torch.zeros_like(total))
 
 
 def _centered(rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
