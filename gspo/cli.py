@@ -14,8 +14,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from gspo import sft_config
+from gspo import eval_config, sft_config
 from gspo.config import conf_dir, register, to_plain, to_run
+from gspo.messages import help_text, one_line
 
 USER_ERROR, FAILURE = 2, 1
 
@@ -88,6 +89,52 @@ def grade() -> None:
     sys.exit(max(codes, default=0))
 
 
+def evaluate() -> None:
+    """`gspo-eval`: a model or a checkpoint on a benchmark; `gspo-eval compare A B`: two evaluations, paired."""
+    if sys.argv[1:2] == ["compare"]:
+        sys.exit(compare(sys.argv[2:]))
+    codes: list[int] = []
+
+    def job(config: DictConfig) -> None:
+        from omegaconf import OmegaConf
+
+        from gspo import eval_command, launch
+
+        hydra_config = HydraConfig.get()
+        overrides = list(hydra_config.overrides.task)
+        if hydra_config.mode == RunMode.MULTIRUN:
+            config.run.name = job_name(hydra_config.job.override_dirname)
+            config.run.dir = f"{hydra_config.sweep.dir}/{config.run.name}"
+        if missing := sorted(OmegaConf.missing_keys(config)):
+            raise ValueError(f"{missing[0]}=???: a value is needed")
+        settings, plain = OmegaConf.to_object(config), to_plain(config)
+
+        def work() -> int:
+            return eval_command.run(settings, plain, overrides)  # type: ignore[arg-type]
+
+        codes.append(launch.in_child(work) if hydra_config.mode == RunMode.MULTIRUN else work())
+
+    app("eval", job)
+    sys.exit(max(codes, default=0))
+
+
+def compare(arguments: list[str]) -> int:
+    """Print the paired difference of two evaluations; the exit code."""
+    from pathlib import Path
+
+    from gspo.eval_command import paired
+
+    if len(arguments) != 2:
+        print(f"gspo-eval: compare takes two directories, not {len(arguments)}", file=sys.stderr)
+        return USER_ERROR
+    try:
+        print(paired(*map(Path, arguments))[1])
+    except ValueError as error:
+        print(f"gspo-eval: {one_line(error)}", file=sys.stderr)
+        return USER_ERROR
+    return 0
+
+
 def report() -> None:
     """`gspo-report`: figures and tables from run directories."""
     from gspo.report.command import main
@@ -99,7 +146,11 @@ def app(config_name: str, job: Callable[[DictConfig], None]) -> None:
     """Run a Hydra app; a wrong command line or configuration is one line on stderr and exit code 2."""
     register()
     sft_config.register()
+    eval_config.register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on instead of printing and exiting with 1
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print(help_text(os.path.basename(sys.argv[0]), config_name))
+        return
     raised: list[Exception] = []
 
     def kept(config: DictConfig) -> None:
@@ -118,42 +169,6 @@ def app(config_name: str, job: Callable[[DictConfig], None]) -> None:
         for error in raised:
             print(f"{os.path.basename(sys.argv[0])}: {one_line(error)}", file=sys.stderr)
         sys.exit(USER_ERROR)
-
-
-def one_line(error: BaseException) -> str:
-    """The error's message, and that of its cause, on one line without Hydra's and omegaconf's own bookkeeping."""
-    text = str(error)
-    if error.__cause__ is not None and isinstance(error, HydraException):
-        text += f"\n{error.__cause__}"
-    text = text.partition("Config search path:")[0]
-    lines = [line.strip().rstrip(".;") for line in text.splitlines() if line.strip()]
-    bookkeeping = ("object_type=", "reference_type=", "full_key:", "To append to your config", "See https")
-    kept = [line for line in lines if not line.startswith(bookkeeping)]
-    unknown = re.search(r"Could not override '([^']+)'", text)
-    if unknown:
-        kept = [f"unknown key {unknown.group(1)}{near(unknown.group(1))}"]
-    options = next((n for n, line in enumerate(kept) if line.startswith("Available options")), None)
-    if options is not None:
-        kept = [*kept[:options], f"{kept[options]} {', '.join(kept[options + 1 :])}"]
-    return re.sub(r"\s+", " ", "; ".join(kept)) or type(error).__name__
-
-
-def near(key: str) -> str:
-    """Keys of the schema that look like `key`, or the ones beside it."""
-    import dataclasses
-    import difflib
-
-    from gspo.config import Run
-
-    known = {}
-    for group in dataclasses.fields(Run):
-        inner = group.default_factory() if group.default_factory is not dataclasses.MISSING else None
-        fields = [f.name for f in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
-        known |= {f"{group.name}.{name}": group.name for name in fields} or {group.name: ""}
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6) or [
-        k for k in known if key.split(".")[0] == known[k]
-    ]
-    return f"; near it: {', '.join(close)}" if close else "; `gspo-train --cfg job` lists all keys"
 
 
 def job_name(overrides: str) -> str:

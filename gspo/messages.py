@@ -1,0 +1,66 @@
+"""What the commands say on a terminal: help, and an error as one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+
+import yaml
+from hydra.errors import HydraException
+
+from gspo.config import Run, conf_dir
+
+HELP = """{command}: {what}
+
+Usage: {command} [GROUP=OPTION ...] [KEY=VALUE ...]{multirun}
+Groups:
+{groups}
+
+`{command} --cfg job` prints the composed configuration; every key and its meaning stand in gspo/config.py.
+`--hydra-help` lists Hydra's own flags."""
+
+
+def help_text(command: str, config_name: str) -> str:
+    """Usage and the groups that a configuration composes, read from conf/ (Hydra's own way takes over a second)."""
+    text = (conf_dir() / f"{config_name}.yaml").read_text(encoding="utf-8")
+    what = text.splitlines()[0].lstrip("# ").rstrip(".")
+    entries = [entry for entry in yaml.safe_load(text)["defaults"] if isinstance(entry, dict)]
+    groups = [group for entry in entries for group in entry if " " not in group]
+    lines = []
+    for group in groups:
+        options = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+        lines.append(f"  {group}: {', '.join(options)}")
+    multirun = " [--multirun]" if config_name == "train" else ""
+    return HELP.format(command=command, what=what, multirun=multirun, groups="\n".join(lines))
+
+
+def one_line(error: BaseException) -> str:
+    """The error's message, and that of its cause, on one line without Hydra's and omegaconf's own bookkeeping."""
+    text = str(error)
+    if error.__cause__ is not None and isinstance(error, HydraException):
+        text += f"\n{error.__cause__}"
+    text = text.partition("Config search path:")[0]
+    lines = [line.strip().rstrip(".;") for line in text.splitlines() if line.strip()]
+    bookkeeping = ("object_type=", "reference_type=", "full_key:", "To append to your config", "See https")
+    kept = [line for line in lines if not line.startswith(bookkeeping)]
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    if unknown:
+        kept = [f"unknown key {unknown.group(1)}{near(unknown.group(1))}"]
+    options = next((n for n, line in enumerate(kept) if line.startswith("Available options")), None)
+    if options is not None:
+        kept = [*kept[:options], f"{kept[options]} {', '.join(kept[options + 1 :])}"]
+    return re.sub(r"\s+", " ", "; ".join(kept)) or type(error).__name__
+
+
+def near(key: str) -> str:
+    """Keys of the schema that look like `key`, or the ones beside it."""
+    known = {}
+    for group in dataclasses.fields(Run):
+        inner = group.default_factory() if group.default_factory is not dataclasses.MISSING else None
+        fields = [f.name for f in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
+        known |= {f"{group.name}.{name}": group.name for name in fields} or {group.name: ""}
+    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6) or [
+        k for k in known if key.split(".")[0] == known[k]
+    ]
+    return f"; near it: {', '.join(close)}" if close else "; `gspo-train --cfg job` lists all keys"
