@@ -128,8 +128,8 @@ def test_the_main_job_learns(tmp_path, algo):
     train(tmp_path, f"algo={algo}", "run.dir=run", "tracking=jsonl", small=False)
     reward = [row["reward/mean"] for row in rows(tmp_path / "run")]
     assert sum(reward[-10:]) / 10 - sum(reward[:10]) / 10 >= 0.08
-    clipped = rows(tmp_path / "run")[-1]["clip/token_binding"]
-    assert (clipped > 0.1) == (algo != "grpo")
+    clipped = [row["clip/token_binding"] for row in rows(tmp_path / "run")]
+    assert (sum(clipped) / len(clipped) > 0.03) == (algo != "grpo")
 
 
 @pytest.mark.slow
