@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from gspo.types import Prompt, Rollout
 
 ENGINES = {"hf": HfEngine, "vllm": VllmEngine}
 CONTEXT, MAX_TOKENS, TEMPERATURE = 256, 24, 0.6
+STOPS = {tiny.EOS, 44}
+"""The tokenizer's EOS, and one that only generation_config.json names (as chat models have)."""
 TEXTS = ("1+2=", "what is 34+55?", "a" * 150, "9")
 
 
@@ -44,6 +47,7 @@ def host_state() -> tuple[Any, ...]:
 def open_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Opens an engine on one random Qwen3-MoE; the one before is closed first unless it is the same."""
     path = tiny.tiny_model_dir("qwen3_moe", tmp_path_factory.mktemp("model"))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(STOPS)}))
     live: dict[Any, Any] = {}
 
     def get(kind: str, **sampling: Any) -> Any:
@@ -176,17 +180,17 @@ def test_group_equals_single_requests(open_engine: Any, kind: str) -> None:
 
 
 def test_finish_reasons(open_engine: Any, kind: str) -> None:
-    """`stop` exactly when the last token is the EOS, which is kept; else `length` at max_tokens or context's end."""
+    """`stop` exactly when the last token is an EOS, which is kept; else `length` at max_tokens or context's end."""
     long = prompt("b" * (CONTEXT - 3), "long")
     groups = open_engine(kind).generate([*PROMPTS, long], 16, seed=0, step=3)
     for given, group in zip([*PROMPTS, long], groups, strict=True):
         room = min(MAX_TOKENS, CONTEXT - len(given.token_ids))
         for rollout in group:
             tokens = rollout.token_ids.tolist()
-            assert tiny.EOS not in tokens[:-1]
-            assert rollout.finish == ("stop" if tokens[-1] == tiny.EOS else "length")
+            assert not STOPS & set(tokens[:-1])
+            assert rollout.finish == ("stop" if tokens[-1] in STOPS else "length")
             assert len(tokens) == room or (rollout.finish == "stop" and len(tokens) < room)
-    assert {rollout.finish for group in groups for rollout in group} == {"stop", "length"}
+    assert {r.token_ids[-1] for group in groups for r in group if r.finish == "stop"} == STOPS
     assert {len(rollout.token_ids) for rollout in groups[-1] if rollout.finish == "length"} == {3}
 
 
@@ -256,7 +260,7 @@ def test_engines_leave_their_host_alone(open_engine: Any, kind: str) -> None:
 def test_stop_strings(open_engine: Any, kind: str) -> None:
     """A response ends at the token that completes a stop string, keeps it, and finishes with `stop`."""
     groups = open_engine(kind, stop=["E", "xy"], temperature=1.0).generate(PROMPTS, 8, seed=0, step=0)
-    stopped = [r for group in groups for r in group if r.finish == "stop" and r.token_ids[-1] != tiny.EOS]
+    stopped = [r for group in groups for r in group if r.finish == "stop" and r.token_ids[-1] not in STOPS]
     assert len(stopped) > 3
     for group in groups:
         for rollout in group:
