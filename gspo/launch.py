@@ -13,6 +13,7 @@ from typing import Any
 from gspo import data, evaluate, plan, preflight, pretrained, shape
 from gspo.binding import bind, target
 from gspo.config import Run
+from gspo.eval_config import EvalConfig
 from gspo.formula import algebra
 from gspo.tracking import run_dir, wandb_mirror
 from gspo.tracking.record import redact
@@ -106,7 +107,7 @@ def readiness(node: Any) -> dict[str, Any]:
     return found
 
 
-def use_what_is_installed(run: Run, plain: dict[str, Any]) -> None:
+def use_what_is_installed(run: Run | EvalConfig, plain: dict[str, Any]) -> None:
     """Fall back to transformers' generate, in one line, where vLLM cannot be imported."""
     if run.rollout._target_ == "gspo.rollout.vllm_local.VllmEngine":
         reason = target({"_target_": "gspo.rollout.vllm_local.available"}, "rollout")()
@@ -181,7 +182,7 @@ def in_child(work: Callable[[], int]) -> int:
         try:
             code = work()
         except ValueError as error:
-            print(f"gspo-train: {error}", file=sys.stderr)
+            print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
             code = 2
         finally:
             sys.stdout.flush()
