@@ -210,6 +210,7 @@ def _engine_keywords(
     if device == "cpu":
         keywords["enforce_eager"] = True
         keywords["max_num_batched_tokens"] = max(4096, context, max_batch)
+        keywords["enable_chunked_prefill"] = False  # a prompt cut in two rewinds its generator; CPU generators refuse
         keywords["kv_cache_memory_bytes"] = settings.kv_cache_gb * 2**30
     else:
         keywords["max_num_seqs"] = min(max_batch, GPU_MAX_BATCH)
