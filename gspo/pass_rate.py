@@ -1,15 +1,17 @@
-"""How often a model answers a row right when it samples: transformers' generate, digits compared exactly."""
+"""How often a model answers a row right when it samples: transformers' generate, judged by a reward."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from gspo.data import Row
+from gspo.rewards.score import score
+from gspo.types import Group, Prompt, RewardFn, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,26 +29,21 @@ class PassRate:
     """Share of right answers by `meta["terms"]`."""
 
 
-def last_box(text: str) -> str | None:
-    """The digits in the last `\\boxed{...}` of a response; None without one."""
-    found = re.findall(r"\\boxed\{(-?\d+)\}", text)
-    return found[-1] if found else None
-
-
 @torch.no_grad()
 def measure(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Row],
     *,
+    reward: RewardFn,
     group_size: int,
     max_tokens: int,
     temperature: float,
     seed: int,
 ) -> PassRate:
-    """Sample `group_size` responses to each row in one batch; right: ended by EOS, last box equal to the reference.
+    """Sample `group_size` responses to each row in one batch; right: `reward` gives the verdict ok.
 
-    torch's generator is left as it was.
+    torch's generator is left as it was. Raises VerifierFailures when the judge fails on over 1 % of them.
     """
     prompts = [tokenizer.encode(row.prompt) for row in rows for _ in range(group_size)]
     longest = max(map(len, prompts))
@@ -67,12 +64,12 @@ def measure(
             pad_token_id=pad,
         )
     responses = out[:, longest:].tolist()
-    texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-    ended = [tokenizer.eos_token_id in response for response in responses]
-    right = [
-        end and last_box(text) == rows[i // group_size].reference
-        for i, (end, text) in enumerate(zip(ended, texts, strict=True))
+    rollouts = [_rollout(tokenizer, response) for response in responses]
+    judged = [
+        Group(_prompt(row, prompts[i * group_size]), rollouts[i * group_size : (i + 1) * group_size])
+        for i, row in enumerate(rows)
     ]
+    right = [one.verdict == "ok" for group in score(judged, reward) for one in group.rewards]
     groups = [right[i : i + group_size] for i in range(0, len(right), group_size)]
     terms: dict[str, list[bool]] = {}
     for row, group in zip(rows, groups, strict=True):
@@ -82,3 +79,18 @@ def measure(
         mixed=sum(0 < sum(group) < group_size for group in groups) / len(groups),
         by_terms={key: round(sum(hits) / len(hits), 3) for key, hits in sorted(terms.items())},
     )
+
+
+def _prompt(row: Row, token_ids: list[int]) -> Prompt:
+    return Prompt(row.id, row.prompt, tuple(token_ids), row.reference, "cold start", row.kind, row.meta)
+
+
+def _rollout(tokenizer: PreTrainedTokenizerBase, response: list[int]) -> Rollout:
+    """A sampled row of token ids, up to its EOS; without one it was cut off."""
+    eos = tokenizer.eos_token_id
+    ended = eos in response
+    ids = np.array(response[: response.index(eos) + 1] if ended else response, dtype=np.int64)
+    text = tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+    assert isinstance(text, str)
+    logp = np.zeros(len(ids), np.float32)  # not asked for
+    return Rollout(ids, np.ones(len(ids), bool), logp, "stop" if ended else "length", 0, text)

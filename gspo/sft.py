@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gspo.binding import bind
 from gspo.data import Row, Source, open_source
 from gspo.pass_rate import PassRate, measure
 from gspo.pretrained import character_tokenizer
@@ -243,6 +244,7 @@ def measured(
         model,
         tokenizer,
         [source.row(first + i) for i in range(prompts)],
+        reward=bind(config.reward, "reward"),
         group_size=config.train.group_size,
         max_tokens=config.sampling.max_tokens,
         temperature=config.sampling.temperature,

@@ -56,7 +56,7 @@ class SftConfig:
     model: ModelSettings = field(default_factory=ModelSettings)
     data: dict[str, Any] = field(default_factory=dict)
     reward: dict[str, Any] = field(default_factory=dict)
-    """The verifier that the model file names for reinforcement learning; digits are compared here."""
+    """The verifier that the model file names: what counts as right in the pass rate."""
     optim: OptimSettings = field(default_factory=OptimSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     train: GroupShape = field(default_factory=GroupShape)

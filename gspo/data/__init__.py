@@ -6,6 +6,7 @@ query set changes during training, and `PromptStream` deals its prompts out.
 
 from gspo.data.files import files
 from gspo.data.generated import arithmetic, arithmetic_words
+from gspo.data.programs import tiny_programs
 from gspo.data.source import Row, Source
 from gspo.data.stream import PromptStream, Stage, check, open_source
 
@@ -19,4 +20,5 @@ __all__ = [
     "check",
     "files",
     "open_source",
+    "tiny_programs",
 ]
