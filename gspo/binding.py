@@ -65,6 +65,8 @@ def _is_one(value: Any, option: Any) -> bool:
         return value in typing.get_args(option)
     if not isinstance(kind, type):
         return True
+    if getattr(kind, "_is_protocol", False):  # a function, bound from a node of its own
+        return callable(value)
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)

@@ -12,7 +12,8 @@ import torch
 from gspo import pretrained
 from gspo.config import ModelSettings
 from gspo.data import open_source
-from gspo.pass_rate import last_box, measure
+from gspo.pass_rate import measure
+from gspo.rewards.math import math_reward
 from gspo.shape import ASSETS, ModelShape
 
 TINY = ("qwen3_moe_tiny", "qwen3_tiny")
@@ -134,18 +135,11 @@ def test_shipped_models_leave_something_to_learn(name):
     source = open_source(record["data"], seed=12345)[0].source
     rows = [source.row(i) for i in range(48)]
     torch.set_num_threads(1)
-    rate = measure(
-        model, pretrained.load_tokenizer(directory), rows, group_size=8, max_tokens=40, temperature=1.0, seed=7
-    )
+    tokenizer = pretrained.load_tokenizer(directory)
+    rate = measure(model, tokenizer, rows, reward=math_reward, group_size=8, max_tokens=40, temperature=1.0, seed=7)
     assert abs(rate.mean - record["pass_rate"]) < 3.5 * 0.5 / 48**0.5 * 0.8
     assert 0.25 <= rate.mean <= 0.55
     assert rate.mixed > 0.5
-
-
-def test_the_last_box_counts():
-    """The digits of the last closed box; an open box, words or no box are no answer."""
-    assert last_box("2-3=9\\boxed{1}\\boxed{9}") == "9"
-    assert [last_box(text) for text in ("\\boxed{9", "\\boxed{nine}", "9", "")] == [None] * 4
 
 
 @pytest.mark.slow

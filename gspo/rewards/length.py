@@ -27,7 +27,12 @@ def soft_overlong(length: int, *, max_tokens: int, buffer: int) -> float:
 def with_length_penalty(
     prompt: Prompt, rollout: Rollout, *, reward: RewardFn, max_tokens: int, buffer: int, weight: float = 1.0
 ) -> Reward:
-    """`reward` plus `weight` times the soft overlong penalty, kept apart as the part `overlong`."""
+    """`reward` plus `weight` times the soft overlong penalty, kept apart as the part `overlong`.
+
+    Raises ValueError for a reward by step, in which the penalty would have no place.
+    """
     judged = reward(prompt, rollout)
+    if judged.steps is not None:
+        raise ValueError("the length penalty belongs to one reward a response; the reward inside it comes by step")
     penalty = soft_overlong(len(rollout.token_ids), max_tokens=max_tokens, buffer=buffer)
     return replace(judged, value=judged.value + weight * penalty, parts=judged.parts | {"overlong": penalty})
