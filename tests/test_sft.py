@@ -18,6 +18,7 @@ QUICK = [
     "model=qwen3_tiny", "model.init.num_hidden_layers=1", "model.init.hidden_size=32", "data.min_terms=2",
     "data.max_terms=2", "sft.batch=32", "sft.level_accuracy=0", "sft.measure_every=2", "sft.target_pass_rate=1",
     "train.prompts_per_step=4", "train.group_size=2", "sft.record_prompts=8", "optim.warmup_steps=0",
+    "sft.first_terms=2",
 ]  # fmt: skip
 
 
