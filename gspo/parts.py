@@ -53,7 +53,8 @@ class Parts:
         """Enter a step into the ledger."""
         prompts = [len(group.prompt.token_ids) for group in groups]
         responses = [[len(rollout.token_ids) for rollout in group.rollouts] for group in groups]
-        self.ledger.add_rollout(prompts, responses, seconds["rollout"], shared_prefix=True)
+        block = self.engine.prefix_block
+        self.ledger.add_rollout(prompts, responses, seconds["rollout"], shared_prefix=True, block=block)
         self.ledger.add_seconds(seconds["reward"] + seconds["sync"])
         passes = minibatches[1:] if self.learner.old_logp == "trainer" else []
         lengths = [n for m in passes for n in (m.lengths - 1).tolist()]

@@ -113,7 +113,8 @@ def held_out(run: Run, parts: Parts, record: RunDir, number: int) -> None:
     parts.engine.update_weights(parts.learner.weights(), version=number)
     lengths = [[sample["length"] for sample in samples[i * k : i * k + k]] for i in range(len(prompts))]
     sizes = [len(prompt.token_ids) for prompt in prompts]
-    parts.ledger.add_rollout(sizes, lengths, time.perf_counter() - begun, shared_prefix=True, phase="eval")
+    block = parts.engine.prefix_block
+    parts.ledger.add_rollout(sizes, lengths, time.perf_counter() - begun, shared_prefix=True, block=block, phase="eval")
     record.eval(row)
     parts.mirror.log(row)
     require_judged(row)

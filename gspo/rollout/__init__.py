@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class Engine(Protocol):
     """Two verbs. `hf.py` is the specification; the others must agree with it."""
 
+    prefix_block: int
+    """A group's prompt is run once, in whole blocks of this many tokens, and what is left of it once a response."""
+
     def generate(self, prompts: Sequence[Prompt], group_size: int, *, seed: int, step: int) -> list[list[Rollout]]:
         """`group_size` responses to each prompt at the engine's sampling settings: `[P][G]`.
 

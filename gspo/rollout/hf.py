@@ -39,6 +39,8 @@ class _Row:
 class HfEngine:
     """Engine protocol on a transformers model of its own."""
 
+    prefix_block = 1
+
     def __init__(
         self,
         model_dir: Path,

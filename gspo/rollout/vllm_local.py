@@ -89,6 +89,7 @@ class VllmEngine:
         self._owns_group = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         with kept(), quiet(), vllm_weights.unpacked_linears() if device == "cpu" else nullcontext():
             self._llm: Any = _start(model_dir, tokenizer, keywords, needs_text=bool(sampling.stop))
+            self.prefix_block = int(self._llm.llm_engine.vllm_config.cache_config.block_size)
         self._plan = None
         try:
             if device == "cpu":
