@@ -24,8 +24,9 @@ from gspo.types import Prompt, Rollout
 
 ENGINES = {"hf": HfEngine, "vllm": VllmEngine}
 CONTEXT, MAX_TOKENS, TEMPERATURE = 256, 24, 0.6
-STOPS = {tiny.EOS, 44}
-"""The tokenizer's EOS, and one that only generation_config.json names (as chat models have)."""
+OTHER_EOS = 44
+STOPS = {tiny.EOS, OTHER_EOS}
+"""The tokenizer's EOS, and one that only the model's own files name (chat models have two)."""
 TEXTS = ("1+2=", "what is 34+55?", "a" * 150, "9")
 
 
@@ -46,8 +47,8 @@ def host_state() -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def open_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Opens an engine on one random Qwen3-MoE; the one before is closed first unless it is the same."""
-    path = tiny.tiny_model_dir("qwen3_moe", tmp_path_factory.mktemp("model"))
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": sorted(STOPS)}))
+    path = tiny.tiny_model_dir("qwen3_moe", tmp_path_factory.mktemp("model"), eos_token_id=OTHER_EOS)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [OTHER_EOS]}))
     live: dict[Any, Any] = {}
 
     def get(kind: str, **sampling: Any) -> Any:
