@@ -18,7 +18,7 @@ from gspo import evaluate, pretrained
 from gspo.binding import target
 from gspo.estimators import Estimate, by_problem, paired_difference
 from gspo.eval_config import UNUSED, EvalConfig
-from gspo.launch import use_what_is_installed
+from gspo.launch import readiness, use_what_is_installed
 from gspo.tracking import files, run_dir
 
 EVERY = 10.0
@@ -49,6 +49,7 @@ def run(config: EvalConfig, plain: dict[str, Any], overrides: list[str]) -> int:
     benchmark = evaluate.open_benchmark(config.benchmark, tokenizer, config.model, config.sampling)
     facts = {"command": "gspo-eval", "benchmark": benchmark.name, "model": config.model.path, "seed": config.seed}
     facts |= {"checkpoint": checkpoint and str(checkpoint), "overrides": overrides, **benchmark.facts}
+    facts |= {"reward": readiness(config.benchmark.reward)}
     kept = {key: value for key, value in plain.items() if key not in UNUSED}
     try:
         with run_dir.create(directory, kept, facts) as record:

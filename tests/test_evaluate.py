@@ -12,21 +12,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 from tiny import tiny_model_dir
 
-from gspo import benchmarks, cli, evaluate, pretrained
+from gspo import benchmarks, cli, eval_config, evaluate, pretrained
 from gspo.benchmarks import elo
 from gspo.benchmarks.codeforces import unsuitable
 from gspo.benchmarks.livecodebench import private_tests
 from gspo.benchmarks.programs import whole_program
 from gspo.binding import bind
-from gspo.config import EvalSettings, ModelSettings, RolloutSettings, SamplingSettings
+from gspo.config import EvalSettings, ModelSettings, RolloutSettings, SamplingSettings, conf_dir, register
 from gspo.data import PromptStream, Stage, files
 from gspo.estimators import by_problem
 from gspo.eval_command import find_checkpoint, paired
 from gspo.eval_config import BenchmarkSettings, read_benchmark
 from gspo.eval_config import benchmarks as names
+from gspo.launch import readiness
 from gspo.rollout import request_seed
 from gspo.rollout.hf import HfEngine
 from gspo.types import Prompt, Reward, Rollout
@@ -373,6 +376,12 @@ def test_references_of_humaneval_and_mbpp_pass():
         assert judged(row, broken).verdict == "wrong", row.id
 
 
+def test_the_sandbox_of_a_benchmark_is_tested_before_it_is_used():
+    """run.json gets the self-test of the box that will judge; catches a benchmark whose reward hides it."""
+    assert readiness(read_benchmark("humaneval").reward)["sandbox"]["works"]
+    assert readiness(read_benchmark("aime24").reward) == {}
+
+
 def test_preludes_stand_where_python_takes_them():
     """`from __future__` stays first; fences inside a program do not cut it."""
     one = prompt(kind="code", prelude="import math\n")
@@ -563,3 +572,25 @@ def test_more_columns_reach_the_row():
     row, samples = evaluate.evaluate(engine, bench([prompt("a", rating=1200)], reward, 2, columns), seed=0)
     assert row["problem_rating_estimate"] == pytest.approx(1200, abs=1e-3)
     assert by_problem([[s["correct"] for s in samples]]).tolist() == [0.5]
+
+
+# -- configuration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "override",
+    [f"benchmark={name}" for name in names()]
+    + [f"model={path.stem}" for path in sorted((conf_dir() / "model").glob("*.yaml"))],
+)
+def test_every_benchmark_and_model_composes(override):
+    """conf/eval.yaml takes whatever keys a model file brings; a benchmark composed by Hydra is the one that
+    `eval.benchmark` names; its functions take their keywords."""
+    register()
+    eval_config.register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = compose("eval", overrides=["run.dir=somewhere", override])
+    settings = OmegaConf.to_object(config)
+    assert isinstance(settings, eval_config.EvalConfig)
+    evaluate.check(settings.benchmark)
+    assert settings.benchmark == read_benchmark(settings.benchmark.name)

@@ -7,5 +7,6 @@ from gspo.benchmarks.codeforces import codeforces
 from gspo.benchmarks.functions import humaneval, mbpp
 from gspo.benchmarks.livecodebench import livecodebench
 from gspo.benchmarks.programs import program_reward
+from gspo.rewards.code import ready
 
-__all__ = ["codeforces", "humaneval", "livecodebench", "mbpp", "program_reward"]
+__all__ = ["codeforces", "humaneval", "livecodebench", "mbpp", "program_reward", "ready"]
