@@ -33,7 +33,9 @@ def train() -> None:
         if hydra_config.mode == RunMode.MULTIRUN:
             config.run.name = job_name(hydra_config.job.override_dirname)
             config.run.dir = f"{hydra_config.sweep.dir}/{config.run.name}"
-            config.resume = "auto" if config.resume == "never" else config.resume
+            if config.resume not in ("never", "auto"):
+                raise ValueError(f"resume={config.resume}: one directory for every job; never and auto are accepted")
+            config.resume = "auto"
             config.tracking.group = config.tracking.group or config.sweep.name
             run, plain = to_run(config), to_plain(config)
             codes.append(launch.in_child(lambda: launch.launch(run, plain, overrides)))

@@ -102,7 +102,6 @@ class ModelSettings:
     """`enable_thinking` of templates that know it; null: the template's own default."""
     experts_implementation: str | None = None
     """transformers' MoE kernel (`grouped_mm`, `eager`); null for dense models."""
-    trust_remote_code: bool = False
     init: dict[str, Any] | None = None
     """transformers configuration keywords of a model made from scratch (`gspo-sft` only)."""
 

@@ -10,17 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gspo import data, evaluate, plan, preflight, pretrained, shape
+from gspo import continuation, data, evaluate, plan, preflight, pretrained, shape
 from gspo.binding import bind, target
 from gspo.config import Run
 from gspo.eval_config import EvalConfig
 from gspo.formula import algebra
 from gspo.tracking import run_dir, wandb_mirror
-from gspo.tracking.record import redact
 from gspo.tracking.run_dir import Interrupted, RunDir
-
-MAY_CHANGE = ("resume", "debug", "run", "tracking", "checkpoint", "sweep", "train.steps", "rollout.check_every")
-"""Keys (or groups) that may differ between a run and its continuation."""
 
 
 def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
@@ -36,13 +32,13 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
     bind(run.reward, "reward")
     evaluate.settings_of(run.eval, run.reward)
     wandb_mirror.check(run.tracking.wandb)
-    directory = run_directory(run)
+    directory = continuation.run_directory(run, overrides)
+    use_what_is_installed(run, plain)
     continued = directory.exists()
-    if continued and may_continue(directory, run, plain) == "finished":
+    if continued and continuation.is_finished(directory, run, plain):
         print(f"{directory}: finished earlier, skipped")
         return 0
     announce(plain, findings)
-    use_what_is_installed(run, plain)
     return _train(run, plain, overrides, directory, findings, continued)
 
 
@@ -53,45 +49,6 @@ def announce(plain: dict[str, Any], findings: list[preflight.Finding]) -> None:
         return
     for finding in findings:
         print(f"{finding.level}: {finding.text}")
-
-
-def run_directory(run: Run) -> Path:
-    """`run.dir`, or the run directory that `resume` names. Raises ValueError when that one does not exist."""
-    if run.resume in ("never", "auto"):
-        return Path(run.run.dir)
-    if not Path(run.resume).is_dir():
-        raise ValueError(f"resume={run.resume}: no such run directory (accepted: never, auto, or an existing one)")
-    return Path(run.resume)
-
-
-def may_continue(directory: Path, run: Run, plain: dict[str, Any]) -> str:
-    """`finished` when the run in `directory` has done all of `train.steps`, else `unfinished`.
-
-    Raises ValueError when it may not: `resume=never`, no run there, or another configuration.
-    """
-    if run.resume == "never":
-        raise ValueError(f"run.dir={directory}: exists; choose another run.dir, or resume=auto to continue it")
-    status = run_dir.status(directory)
-    changed = differences(run_dir.read_config(directory), redact(plain))
-    if changed:
-        raise ValueError(f"{directory}: has another configuration ({'; '.join(changed)}); it is left as it is")
-    done = status == "finished" and run_dir.read_config(directory)["train"]["steps"] >= run.train.steps
-    return "finished" if done else "unfinished"
-
-
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """`key: old -> new` for every key that differs and may not change between a run and its continuation."""
-    found = []
-    for key in sorted(old.keys() | new.keys()):
-        name = f"{prefix}{key}"
-        a, b = old.get(key), new.get(key)
-        if name in MAY_CHANGE or a == b:
-            continue
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, f"{name}.")
-        else:
-            found.append(f"{name}: {a} -> {b}")
-    return found
 
 
 def readiness(node: Any) -> dict[str, Any]:
@@ -128,6 +85,7 @@ def _train(
     model_dir = pretrained.resolve(run.model.path)
     stream, tokenizer = made.open_stream(run, model_dir)
     made.try_out(run, stream)
+    made.check_engine(run)
     benchmark = evaluate.settings_of(run.eval, run.reward)
     held_out = benchmark and evaluate.open_benchmark(benchmark, tokenizer, run.model, run.sampling)
     facts = {
@@ -136,15 +94,20 @@ def _train(
         "overrides": overrides,
         "findings": [finding.text for finding in findings],
         "reward": readiness(run.reward) | (readiness(benchmark.reward) if benchmark else {}),
+        "device": made.device_name(),
+        "data": stream.fingerprints(),
     }
     print(f"objective: {facts['objective']}")
-    record = run_dir.open_existing(directory) if continued else run_dir.create(directory, plain, facts)
+    try:
+        record = run_dir.open_existing(directory) if continued else run_dir.create(directory, plain, facts)
+    except OSError as error:
+        raise ValueError(f"run.dir={directory}: {error}") from error
     try:
         with record, Mirror(record, run.tracking, name=run.run.name) as mirror:
             parts = made.assemble(run, model_dir, stream, tokenizer, mirror)
             parts.held_out = held_out
             try:
-                first = resume(parts, record) if continued else 0
+                first = resume(parts, record, plain, facts) if continued else 0
                 train(run, parts, record, first_step=first)
             finally:
                 parts.engine.close()
@@ -162,13 +125,19 @@ def _train(
     return 0
 
 
-def resume(parts: Any, record: RunDir) -> int:
-    """Load the newest sound checkpoint and cut what the run wrote after it; a run without one starts over."""
+def resume(parts: Any, record: RunDir, plain: dict[str, Any], facts: dict[str, Any]) -> int:
+    """Load the newest sound checkpoint and cut what the run wrote after it; a run without one starts over.
+
+    config.yaml and run.json say what the continuation is run with.
+    """
     from gspo import checkpoint
 
     path = checkpoint.latest(record.path / "checkpoints")
     first = parts.restore(path) if path else 0
     record.truncate(first)
+    record.configure(plain)
+    record.record["sessions"][-1]["from_step"] = first
+    record.update(from_step=first, **facts)
     return first
 
 

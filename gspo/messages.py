@@ -50,6 +50,10 @@ def one_line(error: BaseException) -> str:
     options = next((n for n, line in enumerate(kept) if line.startswith("Available options")), None)
     if options is not None:
         kept = [*kept[:options], f"{kept[options]} {', '.join(kept[options + 1 :])}"]
+    if "mismatched input '='" in text:
+        kept.append("a value that contains = is quoted: 'key=\"a=b\"'")
+    if "Value 'None'" in text or ("could not be converted" in text and "'null'" in text):
+        kept.append("null stands for no value")
     return re.sub(r"\s+", " ", "; ".join(kept)) or type(error).__name__
 
 

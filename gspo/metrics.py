@@ -23,7 +23,7 @@ class Metric:
     name: str
     unit: str
     formula: str
-    """In words and the symbols of DESIGN section 5, for the glossary."""
+    """In words and the paper's symbols, for the glossary."""
     value: Of | None = None
     """Of the rows of a step; None when `numerator` and `denominator` say it."""
     numerator: Of | None = None
@@ -96,8 +96,8 @@ def _clip(name: str, formula: str, column: str) -> list[Metric]:
     token = Metric(f"clip/token_{name}", "share of trained tokens", tokens, None, total(column), total("length"), both)
     seq = Metric(f"clip/seq_{name}", "share of responses", shares, None, share_of_tokens(column), count, both)
     given_adv = [
-        Metric(f"{m.name}_given_adv", m.unit, f"{m.name} over responses with A != 0", None, m.numerator, with_adv(d))
-        for m, d in ((token, total("length")), (seq, count))
+        Metric(f"{m.name}_given_adv", m.unit, f"{m.name} over responses with A != 0", None, with_adv(n), with_adv(d))
+        for m, n, d in ((token, total(column), total("length")), (seq, share_of_tokens(column), count))
     ]
     return [token, seq, *given_adv]
 

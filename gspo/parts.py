@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from gspo.evaluate import Benchmark
 from gspo.formula import level
 from gspo.learner import Learner, ObjectiveFn
 from gspo.rollout import Engine
+from gspo.rollout.contract import check_settings
 from gspo.sequences import EPS_GRID
 from gspo.shape import known
 from gspo.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
@@ -56,7 +58,8 @@ class Parts:
         block = self.engine.prefix_block
         self.ledger.add_rollout(prompts, responses, seconds["rollout"], shared_prefix=True, block=block)
         self.ledger.add_seconds(seconds["reward"] + seconds["sync"])
-        passes = minibatches[1:] if self.learner.old_logp == "trainer" else []
+        learner = self.learner
+        passes = minibatches[1:] if learner.old_logp == "trainer" or learner.routing_replay == "old" else []
         lengths = [n for m in passes for n in (m.lengths - 1).tolist()]
         heads = sum(m.num_tokens for m in passes)
         self.ledger.add_forward("old_logp", lengths, heads, seconds["old_logp"])
@@ -135,7 +138,22 @@ def open_stream(run: Run, directory: Path) -> tuple[PromptStream, Any]:
     tokenizer = pretrained.load_tokenizer(directory)
     room = run.model.context - run.sampling.max_tokens
     source = open_source(run.data, seed=run.seed)
-    return PromptStream(source, tokenizer, run.model, seed=run.seed, max_prompt_tokens=room), tokenizer
+    stream = PromptStream(source, tokenizer, run.model, seed=run.seed, max_prompt_tokens=room)
+    stream.measure(run.train.prompts_per_step)
+    return stream, tokenizer
+
+
+def device_name() -> str:
+    """What the trainer computes on, for run.json: the GPU's name, or the processor's architecture."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({platform.machine()})"
+
+
+def check_engine(run: Run) -> None:
+    """Raise ValueError for rollout settings that the engine would refuse once it is started."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    check_settings(run.rollout, run.sampling, context=run.model.context, device=device)
+    module = run.rollout._target_.rpartition(".")[0]
+    target({"_target_": f"{module}.check"}, "rollout")(run.rollout, device)
 
 
 def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mirror: Mirror) -> Parts:
@@ -160,7 +178,7 @@ def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mi
     model = policy.load(
         directory,
         experts_implementation=run.model.experts_implementation,
-        trust_remote_code=run.model.trust_remote_code,
+        trust_remote_code=False,
         device=device,
     )
     learner = Learner(

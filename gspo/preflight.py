@@ -129,7 +129,7 @@ def minibatches(config: Config, shape: ModelShape | None, where: Where | None) -
 def clip_can_bind(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
     """With one update per rollout the policy that is updated is the one that sampled, so every ratio is 1."""
     clipped = get(config, "clip.low") is not None or get(config, "clip.high") is not None
-    if get(config, "train.minibatches") == 1 and clipped:
+    if get(config, "train.minibatches") == 1 and clipped and get(config, "train.old_logp") != "sampler":
         reason = "the clip cannot bind: with one update per rollout every ratio is 1 (the paper uses 4)"
         yield warning(config, "train.minibatches", reason)
 

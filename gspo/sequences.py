@@ -133,7 +133,7 @@ def _mismatch(micro: Batch, trainer_logp: Tensor | None) -> dict[str, Tensor]:
         "mismatch_tokens": length.double(),
         "mismatch_abs_sum": d.abs().sum(-1),
         "mismatch_abs_max": d.abs().amax(-1),
-        "mismatch_log_sum": d_sum,
-        "mismatch_log_mean": d_sum / length.clamp(min=1),
+        "mismatch_log_sum": d_sum.masked_fill(length == 0, torch.nan),
+        "mismatch_log_mean": d_sum / length.where(length > 0, torch.nan),
         "mismatch_k3_sum": (d.exp() - 1 - d).sum(-1),
     }

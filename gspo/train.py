@@ -24,6 +24,7 @@ from gspo.learner import Learner, Update
 from gspo.parts import Parts
 from gspo.rewards.score import score
 from gspo.rollout import agreement
+from gspo.rollout.contract import engine_dtype
 from gspo.tracking.display import Display
 from gspo.tracking.run_dir import Interrupted, RunDir
 from gspo.tracking.samples import sample_rows
@@ -76,7 +77,7 @@ def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) ->
     batch = make_batch(groups, adv, tokenizer=parts.tokenizer, mask_truncated=run.train.mask_truncated)
     minibatches = learner.with_old_logp(split(batch, run.train.minibatches, seed=minibatch_seed(run.seed, number)))
     if check:
-        require_agreement(learner, minibatches)
+        require_agreement(learner, minibatches, engine_dtype(run.rollout, learner.precision))
     clock.lap("old_logp")
 
     updates = []
@@ -84,7 +85,11 @@ def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) ->
         updates.append(learner.update(minibatch, parts.objective, on_policy=k == 0))
         parts.skipped = parts.skipped + 1 if updates[-1].skipped else 0
         if parts.skipped >= run.train.max_skipped:
-            raise TrainingStopped(f"{parts.skipped} updates in a row were skipped at step {number}: {updates[-1]}")
+            last = updates[-1]
+            raise TrainingStopped(
+                f"{parts.skipped} updates in a row were skipped, the last at step {number} "
+                f"(loss {last.loss}, gradient norm {last.grad_norm})"
+            )
     clock.lap("update")
 
     engine.update_weights(learner.weights(), version=number + 1)
@@ -120,18 +125,20 @@ def held_out(run: Run, parts: Parts, record: RunDir, number: int) -> None:
     require_judged(row)
 
 
-def require_agreement(learner: Learner, minibatches: list[Batch]) -> None:
+def require_agreement(learner: Learner, minibatches: list[Batch], engine: str) -> None:
     """Engine and trainer must say the same of the weights that sampled, before anything is learnt from them.
 
     Uses the trainer's old log-probs of the last mini-batch where there are any, else spends a forward on the first.
+    The bounds are those of the coarser precision, the trainer's or `engine`, the engine's.
     """
     seen, trainer = minibatches[-1], minibatches[-1].old_logp
     if learner.old_logp == "sampler" or trainer is None:
         seen, trainer = minibatches[0], learner.logp(minibatches[0])
+    precision = "bfloat16" if "bfloat16" in (engine, learner.precision) else "float32"
     if seen.mask.any():
-        found = agreement.check(seen.sampler_logp[seen.mask], trainer[seen.mask], precision=learner.precision)
+        found = agreement.check(seen.sampler_logp[seen.mask], trainer[seen.mask], precision=precision)
         log.info("engine and trainer agree on %s", found)
-        agreement.require(found, learner.precision)
+        agreement.require(found, precision)
 
 
 def update_metrics(updates: list[Update]) -> dict[str, float]:

@@ -37,7 +37,7 @@ class Prompt:
     """Name of the data set."""
     kind: Literal["math", "code"] = "math"
     """Which verifier judges it when rewards are mixed."""
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
     """Whatever else the row carried (level, entry_point, ...)."""
 
 
@@ -68,7 +68,7 @@ class Reward:
 
     value: float
     """The number that is optimised; NaN exactly when the verifier failed."""
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict[str, float])
     """Named parts, `correct` and `format` apart; `correct` in [0, 1]."""
     verdict: Verdict = "ok"
     steps: list[tuple[int, float]] | None = None
@@ -85,7 +85,7 @@ class Group:
 
     prompt: Prompt
     rollouts: list[Rollout]
-    rewards: list[Reward] = field(default_factory=list)
+    rewards: list[Reward] = field(default_factory=list["Reward"])
 
 
 class RewardFn(Protocol):

@@ -76,7 +76,7 @@ def workload(config: dict[str, Any], where: Where) -> Work:
         minibatches=train["minibatches"],
         prompt=prompt,
         response=response,
-        shared_prefix=not memory.is_hf(config),
+        shared_prefix=True,
         where=where,
         engines=max(where.devices // max(parallel, 1), 1) if where.device.cuda else config["rollout"]["workers"],
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gspo import metrics, sequences
+from gspo.algorithms.hybrids import cispo
 from gspo.algorithms.objectives import grpo, gspo, gspo_token
 from gspo.batch import micro_batches, select
 from gspo.types import Batch, Group, Prompt, Reward, Rollout
@@ -91,6 +92,19 @@ def test_zero_advantage_is_in_the_denominator_but_for_given_adv():
     assert row["clip/seq_binding"] == 0.25
     assert row["clip/seq_binding_given_adv"] == 0.5
     assert row["clip/token_binding_given_adv_den"] == 20
+
+
+@pytest.mark.parametrize(
+    ("objective", "clip"), [(grpo, GSPO), (gspo, GSPO), (cispo, {"clip_low": None, "clip_high": 1e-4})]
+)
+def test_given_adv_is_a_fraction(objective, clip):
+    """Responses with A = 0 leave numerator and denominator: all drift outside, so `outside` given A is 1, not 4/3."""
+    batch, logp = make([10, 10, 10, 10], [2e-3] * 4, [1.0, 0.0, 0.0, -1.0])
+    row = metrics.from_rows(table(objective, batch, logp, clip))
+    for name in ("token_outside", "seq_outside", "token_binding", "seq_binding"):
+        assert 0 <= row[f"clip/{name}_given_adv"] <= 1
+    assert row["clip/token_outside_given_adv"] == row["clip/seq_outside_given_adv"] == 1.0
+    assert row["clip/token_outside_given_adv_num"] == 20
 
 
 @pytest.mark.parametrize("objective", [grpo, gspo, gspo_token])

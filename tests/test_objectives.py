@@ -199,6 +199,19 @@ def test_exponents_are_guarded():
     assert grad[2].tolist() == pytest.approx([math.exp(0.5) / 2] * 2)
 
 
+def test_gspo_token_is_gspo_at_the_guard():
+    """|log s| > 20: value s = e^20 for both, and zero gradient for both, whatever the sign of A."""
+    logp = torch.tensor([[25.0, 25.0], [-30.0, -30.0], [1.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    zero, mask = torch.zeros(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.bool)
+    adv = torch.tensor([-1.0, 1.0, -1.0], dtype=torch.float64)
+    a, grad_a = gradient(gspo, logp, zero, adv, mask, **NO_CLIP)
+    b, grad_b = gradient(gspo_token, logp, zero, adv, mask, **NO_CLIP)
+    torch.testing.assert_close(a.value, b.value, rtol=1e-12, atol=0)
+    torch.testing.assert_close(grad_a, grad_b, rtol=1e-12, atol=0)
+    assert not grad_b[:2].any()
+    assert grad_b[2].all()
+
+
 def test_geometric_mean_lies_between_the_token_ratios():
     """min_t w_it <= s_i <= max_t w_it, and s_it has the value of s_i at every token."""
     logp, old, _, mask = batch([5, 1, 9], drift=0.4)

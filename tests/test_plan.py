@@ -65,7 +65,7 @@ def test_flops_are_what_the_ledger_would_count(changes: dict[str, Any], engine: 
     where = Where(device("h200"), config["trainer"]["devices"])
     assert shape is not None
     ledger, n, x, y = Ledger(shape, None), 64 * 8, 300, 8192
-    ledger.add_rollout([x] * 64, [[y] * 8] * 64, 1.0, shared_prefix=engine.startswith("vllm"))
+    ledger.add_rollout([x] * 64, [[y] * 8] * 64, 1.0, shared_prefix=True)
     if config["train"]["old_logp"] == "trainer":
         ledger.add_forward("old_logp", [x + y - 1] * (n * 3 // 4), n * 3 // 4 * y, 1.0)
     ledger.add_update([x + y - 1] * n, n * y, 1.0, recompute_blocks=where.devices > 1, recompute_head=True)

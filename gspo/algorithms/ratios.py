@@ -40,6 +40,11 @@ def sequence_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_token_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
-    """s_it = sg[s_i] * pi(y_it) / sg[pi(y_it)], Eq. 14: [B, T]; the value is s_i, the gradient that of logp_it."""
+    """s_it = sg[s_i] * pi(y_it) / sg[pi(y_it)], Eq. 14: [B, T]; the value is s_i, the gradient that of logp_it.
+
+    Where s_i is guarded the gradient is zero, as for s_i itself.
+    """
     s = sequence_ratio(logp, old_logp, mask).detach()
-    return s[:, None] * log_ratio(logp, logp.detach(), mask).exp()
+    free = log_sequence_ratio(logp, old_logp, mask).detach().abs() <= GUARD
+    unit = log_ratio(logp, logp.detach(), mask).exp()
+    return s[:, None] * unit.where(free[:, None], unit.detach())

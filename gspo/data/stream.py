@@ -6,10 +6,13 @@ a query set that changes keeps its own position, so that coming back to a stage 
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo.binding import bind, target
@@ -117,6 +120,17 @@ class PromptStream:
             prompts.append(self._prompt(row, self._stages[number].source))
         return prompts
 
+    def fingerprints(self) -> dict[str, str]:
+        """sha256 of each stage's set: of its file, else of its first 64 problems and answers."""
+        return {f"{stage.source.name} from step {stage.step}": _sha256(stage.source) for stage in self._stages}
+
+    def measure(self, n: int) -> None:
+        """Raise ValueError when one of the first `n` prompts of an endless set is too long."""
+        for stage in self._stages:
+            if stage.source.size is None:
+                for index in range(n):
+                    self._prompt(stage.source.row(index), stage.source)
+
     def state(self) -> dict[str, Any]:
         """JSON that `restore` continues from: positions, and what they are positions in."""
         return {"seed": self._seed, "positions": list(self._positions), "sets": self._sets()}
@@ -176,12 +190,20 @@ class PromptStream:
         """
         if self._model.chat_template:
             thinking: Any = {} if self._model.thinking is None else {"enable_thinking": self._model.thinking}
-            text = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": row.prompt}], tokenize=False, add_generation_prompt=True, **thinking
-            )
+            said = [turn for user, assistant in row.turns for turn in (("user", user), ("assistant", assistant))]
+            messages = [{"role": role, "content": content} for role, content in (*said, ("user", row.prompt))]
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **thinking)
             assert isinstance(text, str)
             return text, self._tokenizer.encode(text, add_special_tokens=False)
-        ids = self._tokenizer.encode(row.prompt)
+        text = "".join(f"{user}\n{assistant}\n\n" for user, assistant in row.turns) + row.prompt
+        ids = self._tokenizer.encode(text)
         bos = self._tokenizer.bos_token_id
         doubled = bos is not None and ids[:2] == [bos, bos]
-        return row.prompt, ids[1:] if doubled else ids
+        return text, ids[1:] if doubled else ids
+
+
+def _sha256(source: Source) -> str:
+    if Path(source.where).is_file():
+        return hashlib.sha256(Path(source.where).read_bytes()).hexdigest()
+    rows = [source.row(i) for i in range(min(source.size or 64, 64))]
+    return hashlib.sha256(json.dumps([[row.prompt, row.reference] for row in rows]).encode()).hexdigest()

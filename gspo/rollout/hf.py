@@ -24,6 +24,13 @@ COMPACT = 8
 """Finished rows leave the batch when they are 1/8 of it."""
 
 
+def check(settings: RolloutSettings, device: str) -> None:
+    """Raise ValueError for settings that this engine would ignore."""
+    for name in ("tensor_parallel", "memory_fraction", "kv_cache_gb"):
+        if getattr(settings, name) != getattr(RolloutSettings, name):
+            raise ValueError(f"rollout.{name}={getattr(settings, name)}: has no effect with the hf engine on {device}")
+
+
 @dataclass(slots=True)
 class _Row:
     """A response in the making."""
@@ -59,9 +66,7 @@ class HfEngine:
         Raises ValueError for settings outside the contract (`check_settings`).
         """
         check_settings(settings, sampling, context=context, device=device)
-        for name in ("tensor_parallel", "memory_fraction", "kv_cache_gb"):
-            if getattr(settings, name) != getattr(RolloutSettings, name):
-                raise ValueError(f"rollout.{name}={getattr(settings, name)}: has no effect with the hf engine")
+        check(settings, device)
         self._tokenizer, self._sampling, self._context = tokenizer, sampling, context
         self._max_batch, self._device, self._version = max_batch, device, 0
         self._stop_ids = stop_ids(model_dir, tokenizer)

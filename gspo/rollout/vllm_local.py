@@ -51,6 +51,12 @@ def available(device: str | None = None) -> str | None:
     return None
 
 
+def check(settings: RolloutSettings, device: str) -> None:
+    """Raise ValueError where vLLM is not available for `device`."""
+    if reason := available(device):
+        raise ValueError(f"rollout=vllm: {reason}; rollout=hf works without it")
+
+
 class VllmEngine:
     """Engine protocol on an in-process vLLM."""
 
@@ -73,8 +79,7 @@ class VllmEngine:
         whose weights cannot be synchronised exactly.
         """
         check_settings(settings, sampling, context=context, device=device)
-        if reason := available(device):
-            raise ValueError(f"rollout=vllm: {reason}; rollout=hf works without it")
+        check(settings, device)
         from gspo.rollout import vllm_weights
 
         self._tokenizer, self._sampling, self._context, self._version = tokenizer, sampling, context, 0

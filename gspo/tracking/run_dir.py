@@ -122,6 +122,11 @@ class RunDir:
         self.record |= record.redact(changes)
         files.replace(self.path / "run.json", _dump(self.record))
 
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Write config.yaml anew: the settings of a continuation (secrets redacted)."""
+        text = yaml.safe_dump(record.redact(dict(config)), sort_keys=False, allow_unicode=True)
+        files.replace(self.path / "config.yaml", text.encode())
+
     def finish(self, status: Status = "finished", reason: str = "") -> None:
         """Write how the run ended, close log.txt and give the lock back; the first call counts.
 
@@ -228,8 +233,11 @@ def status(path: Path) -> Status:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.yaml as a plain dict."""
-    return yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    """config.yaml as a plain dict. Raises ValueError when `path` holds none."""
+    try:
+        return yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} is not a run directory: config.yaml: {error.strerror}") from error
 
 
 def _session(next_step: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ CLIPS = ("clip/token_binding", "clip/token_outside", "clip/seq_binding", "clip/s
 
 
 def running_mean(values: Sequence[float], window: int = WINDOW) -> np.ndarray:
-    """R_t = mean of values t - window + 1 .. t, defined from t = window - 1 (DESIGN 9): NaN before, and at a NaN."""
+    """R_t = mean of values t - window + 1 .. t, defined from t = window - 1 : NaN before, and at a NaN."""
     means = np.full(len(values), np.nan)
     if len(values) >= window:
         means[window - 1 :] = np.lib.stride_tricks.sliding_window_view(np.asarray(values), window).mean(axis=1)

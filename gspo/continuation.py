@@ -1,0 +1,57 @@
+"""May a run continue what its directory holds? Only with the same settings, or ones that change no earlier number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gspo.config import Run
+from gspo.tracking import run_dir
+from gspo.tracking.record import redact
+
+MAY_CHANGE = ("resume", "debug", "run", "tracking", "checkpoint", "sweep", "plan", "rollout.check_every")
+"""Keys (or groups) that may differ between a run and its continuation; with a constant schedule `train.steps` too."""
+
+
+def run_directory(run: Run, overrides: list[str]) -> Path:
+    """`run.dir`, or the run directory that `resume` names.
+
+    Raises ValueError when `resume` names none that exists, or `run.dir` is given as well.
+    """
+    if run.resume in ("never", "auto"):
+        return Path(run.run.dir)
+    if not Path(run.resume).is_dir():
+        raise ValueError(f"resume={run.resume}: no such run directory (accepted: never, auto, or an existing one)")
+    if any(override.startswith("run.dir=") for override in overrides):
+        raise ValueError(f"run.dir={run.run.dir}: resume={run.resume} names the directory already; leave one out")
+    return Path(run.resume)
+
+
+def is_finished(directory: Path, run: Run, plain: dict[str, Any]) -> bool:
+    """Has the run in `directory` done all of `train.steps`?
+
+    Raises ValueError when it may not be continued: `resume=never`, no run there, or another configuration.
+    """
+    if run.resume == "never":
+        raise ValueError(f"run.dir={directory}: exists; choose another run.dir, or resume=auto to continue it")
+    status, old = run_dir.status(directory), run_dir.read_config(directory)
+    may_change = (*MAY_CHANGE, "train.steps") if run.optim.schedule == "constant" else MAY_CHANGE
+    changed = differences(old, redact(plain), may_change)
+    if changed:
+        raise ValueError(f"{directory}: has another configuration ({'; '.join(changed)}); it is left as it is")
+    return status == "finished" and old["train"]["steps"] >= run.train.steps
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], may_change: tuple[str, ...], prefix: str = "") -> list[str]:
+    """`key: old -> new` for every key that differs and may not."""
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        name = f"{prefix}{key}"
+        a, b = old.get(key), new.get(key)
+        if name in may_change or a == b:
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, may_change, f"{name}.")
+        else:
+            found.append(f"{name}: {a} -> {b}")
+    return found
