@@ -13,10 +13,11 @@ from gspo import pretrained
 from gspo.config import ModelSettings
 from gspo.data import open_source
 from gspo.pass_rate import measure
+from gspo.rewards.code import code_reward
 from gspo.rewards.math import math_reward
 from gspo.shape import ASSETS, ModelShape
 
-TINY = ("qwen3_moe_tiny", "qwen3_tiny")
+TINY = ("qwen3_moe_tiny", "qwen3_tiny", "tiny_programs")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,8 @@ def test_shipped_models_leave_something_to_learn(name):
     rows = [source.row(i) for i in range(48)]
     torch.set_num_threads(1)
     tokenizer = pretrained.load_tokenizer(directory)
-    rate = measure(model, tokenizer, rows, reward=math_reward, group_size=8, max_tokens=40, temperature=1.0, seed=7)
+    reward, longest = (code_reward, 56) if name == "tiny_programs" else (math_reward, 40)
+    rate = measure(model, tokenizer, rows, reward=reward, group_size=8, max_tokens=longest, temperature=1.0, seed=7)
     assert abs(rate.mean - record["pass_rate"]) < 3.5 * 0.5 / 48**0.5 * 0.8
     assert 0.25 <= rate.mean <= 0.55
     assert rate.mixed > 0.5
