@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo import parallel, policy, routing, sequences
+from gspo import parallel, policy, routing, routing_meter, sequences
 from gspo.algorithms.objectives import Objective
 from gspo.batch import micro_batches, to
 from gspo.config import ClipSettings, OptimSettings
@@ -62,6 +62,7 @@ class Learner:
         self.model, self.optim, self.clip = model, optim, clip
         self.precision, self.temperature, self.old_logp = precision, temperature, old_logp
         self.routing_replay = routing_replay
+        self.num_experts = int(routing.routers(model)[0][1].num_experts) if routing.is_moe(model) else 0  # pyright: ignore
         self.micro_batch_tokens, self.total_updates = micro_batch_tokens, total_updates
         self.world = world or World(device=next(model.parameters()).device)
         self.device = self.world.device
@@ -155,6 +156,16 @@ class Learner:
         loss, rows = parallel.total(loss, self.world), [r for part in parallel.gather(rows, self.world) for r in part]
         grad_norm, lr, skipped = self._step(loss)
         return Update(loss, grad_norm, lr, skipped, sequences.concatenate(rows))
+
+    def routes(self, minibatch: Batch) -> Tensor | None:
+        """Experts chosen for the mini-batch's first micro-batch, [layers, tokens, k]; None for a dense model.
+
+        The probe on which routing is compared before and after a step's updates.
+        """
+        if not routing.is_moe(self.model):
+            return None
+        probe = to(micro_batches(minibatch, self.micro_batch_tokens)[0], self.device)
+        return routing_meter.expert_choices(self.model, probe.tokens, probe.lengths, precision=self.precision)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under its name in transformers' state dict, whole on every rank, one at a time."""

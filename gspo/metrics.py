@@ -149,6 +149,12 @@ FROM_UPDATES: list[Metric] = [
     Metric("optim/skipped", "updates", "updates skipped for a non-finite loss or gradient"),
 ]
 
+FROM_ROUTING: list[Metric] = [
+    Metric("moe/expert_change", "share of assignments", "(token, layer, expert) assignments of a micro-batch that the "
+           "step's updates moved / all of them; at steps that check the engine; also by layer (/layer0 ...)"),
+    Metric("moe/load_max_mean", "ratio", "busiest expert's load / mean load after the updates, mean over layers"),
+]  # fmt: skip
+
 FROM_THE_LOOP: list[Metric] = [
     Metric("step", "step", "rollout step, from 0"),
     Metric("reward/<part>", "reward", "mean of the reward's part (correct, format, ...)"),
@@ -186,7 +192,7 @@ def length_quartiles(length: np.ndarray) -> list[np.ndarray]:
 def glossary() -> str:
     """The table of every number, in Markdown; README's section is generated from it."""
     lines = ["| name | unit | formula |", "|---|---|---|"]
-    for m in [*FROM_THE_LOOP, *FROM_ROWS, *FROM_UPDATES]:
+    for m in [*FROM_THE_LOOP, *FROM_ROWS, *FROM_UPDATES, *FROM_ROUTING]:
         by = {"mb": "mini-batch", "len": "length quartile"}
         also = "; also by " + " and ".join(by[b] for b in m.by) if m.by else ""
         stored = " (stored with `_num`, `_den`)" if m.numerator else ""

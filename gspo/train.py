@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from gspo import metrics, sequences
 from gspo.batch import make_batch, reward_tensor, split
@@ -25,6 +26,7 @@ from gspo.parts import Parts
 from gspo.rewards.score import score
 from gspo.rollout import agreement
 from gspo.rollout.contract import engine_dtype
+from gspo.routing_meter import expert_change, expert_load, load_imbalance
 from gspo.tracking.display import Display
 from gspo.tracking.run_dir import Interrupted, RunDir
 from gspo.tracking.samples import sample_rows
@@ -78,6 +80,7 @@ def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) ->
     minibatches = learner.with_old_logp(split(batch, run.train.minibatches, seed=minibatch_seed(run.seed, number)))
     if check:
         require_agreement(learner, minibatches, engine_dtype(run.rollout, learner.precision))
+    routes = learner.routes(minibatches[0]) if check else None
     clock.lap("old_logp")
 
     updates = []
@@ -91,12 +94,13 @@ def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) ->
                 f"(loss {last.loss}, gradient norm {last.grad_norm})"
             )
     clock.lap("update")
+    moved = {} if routes is None else routing_metrics(routes, learner.routes(minibatches[0]), learner.num_experts)
 
     engine.update_weights(learner.weights(), version=number + 1)
     clock.lap("sync")
 
     rows = sequences.join(sequences.of_groups(groups), [update.rows for update in updates])
-    row = {"step": number} | metrics.from_rows(rows) | update_metrics(updates)
+    row = {"step": number} | metrics.from_rows(rows) | update_metrics(updates) | moved
     parts.count(groups, minibatches, clock.seconds)
     row |= parts.ledger.row() | clock.row()
     record.sequences(number, {"step": np.full(len(rows["row"]), number)} | rows, parts.sequence_metadata)
@@ -152,6 +156,16 @@ def update_metrics(updates: list[Update]) -> dict[str, float]:
     for k, update in enumerate(updates):
         row |= {f"optim/loss/mb{k}": update.loss, f"optim/grad_norm/mb{k}": update.grad_norm}
     return row
+
+
+def routing_metrics(before: Tensor, after: Tensor | None, num_experts: int) -> dict[str, float]:
+    """`moe/*`: assignments that a step's updates moved, overall and by layer, and how uneven the load is after them."""
+    assert after is not None
+    change = expert_change(before, after)
+    uneven = load_imbalance(expert_load(after, num_experts))
+    row = {"moe/expert_change": change.overall, "moe/load_max_mean": uneven.mean().item()}
+    row |= {"moe/expert_change_num": change.moved, "moe/expert_change_den": change.assignments}
+    return row | {f"moe/expert_change/layer{i}": share for i, share in enumerate(change.by_layer)}
 
 
 def minibatch_seed(seed: int, number: int) -> int:

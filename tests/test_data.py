@@ -159,7 +159,7 @@ def test_lengths_are_uniform():
 def test_generated_rows_depend_on_seed_and_number_only():
     """Row i is the same in whatever order it is asked for, and another seed gives other rows."""
     make = [lambda seed: arithmetic(seed=seed, min_terms=3, max_terms=6)]
-    make.append(lambda seed: arithmetic_words(seed=seed, prompt="{problem}"))
+    make.append(lambda seed: arithmetic_words(seed=seed, examples=0))
     for source in make:
         one, two = source(5), source(5)
         forwards = [one.row(i) for i in range(50)]
@@ -168,13 +168,30 @@ def test_generated_rows_depend_on_seed_and_number_only():
 
 
 def test_sums_in_words_are_right():
-    """The two number words in the story add up to the reference."""
-    source = arithmetic_words(seed=0, prompt="{problem} Box it.")
+    """The two number words add up to the reference, in the examples too, whose answers are sums that hold."""
+    source = arithmetic_words(seed=0, examples=8, prompt="What is {problem}?")
     for i in range(100):
         row = source.row(i)
-        words = [NUMBERS[w] for w in row.prompt.lower().replace("?", " ").replace(".", " ").split() if w in NUMBERS]
-        assert str(sum(words)) == row.reference
-        assert row.prompt.endswith("? Box it.")
+        for asked, answer in (*row.turns, (row.prompt, row.reference)):
+            total = sum(NUMBERS[word] for word in asked.rstrip("?").split() if word in NUMBERS)
+            assert answer in (str(total), f"{answer.partition(' =')[0]} = \\boxed{{{total}}}")
+            assert asked.startswith("What is ")
+        assert all(sum(map(int, answer.split(" = ")[0].split(" + "))) < 19 for _, answer in row.turns)
+
+
+def test_earlier_turns_are_rendered_before_the_question(tokenizer):
+    """Examples are turns of the conversation; without a template they are text before the prompt."""
+    source = arithmetic_words(seed=0, examples=1)
+    question = source.row(0).prompt
+    chat = character_tokenizer()
+    chat.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    chatting = ModelSettings(name="t", path="t", context=99)
+    (templated,) = stream(source, chat, model=chatting).take(1, 0)
+    shown = ("two plus one", "2 + 1 = \\boxed{3}")
+    assert templated.text == f"<user>{shown[0]}<assistant>{shown[1]}<user>{question}<assistant>"
+    (plain,) = stream(source, tokenizer).take(1, 0)
+    assert plain.text == f"{shown[0]}\n{shown[1]}\n\n{question}"
+    assert tokenizer.decode(plain.token_ids, skip_special_tokens=True) == plain.text
 
 
 def test_a_rendered_template_gets_no_second_bos(tokenizer):

@@ -54,6 +54,9 @@ def test_the_first_mini_batch_is_exactly_on_policy(tmp_path, algo):
             assert row[f"clip/{name}/mb0"] == 0
         assert row["ratio/log_w_max/mb0"] == row["ratio/log_s_max/mb0"] == row["policy/kl_old/mb0"] == 0
     assert rows(tmp_path / "run")[-1]["ratio/log_w_max/mb3"] > 0
+    first = rows(tmp_path / "run")[0]
+    assert 0 < first["moe/expert_change"] == first["moe/expert_change_num"] / first["moe/expert_change_den"] < 0.5
+    assert 1 <= first["moe/load_max_mean"] <= 16
 
 
 def test_the_record_of_a_run(tmp_path):

@@ -59,24 +59,30 @@ def _solution(written: list[int], steps: list[tuple[str, int]], verbose: bool) -
 
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry")
-THINGS = ("apples", "books", "coins", "marbles", "pencils", "shells", "stamps", "stones")
+SHOWN = ((2, 1), (4, 3), (5, 1), (3, 8), (6, 6), (1, 9), (7, 2), (9, 4))
+"""The sums that the examples of `arithmetic_words` show, in this order."""
 
 
-def arithmetic_words(*, seed: int, prompt: str) -> Source:
-    """One-digit sums in words, for small chat models; `{problem}` in `prompt` is where the problem goes.
+def arithmetic_words(*, seed: int, examples: int, prompt: str = "{problem}") -> Source:
+    """Sums of two numbers from 1 to 9 in words, `two plus three`, after some turns that show how: `2 + 3 = \\boxed{5}`.
 
-    The problem is one of 8 x 8 stories about two numbers from 1 to 9. `meta`: `a`, `b`.
-    Raises ValueError for a `prompt` without `{problem}`.
+    For small chat models, which take the form from `examples` earlier turns and not from an instruction. `{problem}` in
+    `prompt` is where the sum goes. `meta`: `a`, `b`.
+    Raises ValueError for a `prompt` without `{problem}`, and for more examples than there are.
     """
     if "{problem}" not in prompt:
         raise ValueError(f"data.prompt={prompt!r}: must contain {{problem}}")
+    if not 0 <= examples <= len(SHOWN):
+        raise ValueError(f"data.examples={examples}: 0 to {len(SHOWN)} are accepted")
+
+    def ask(a: int, b: int) -> str:
+        return prompt.replace("{problem}", f"{WORDS[a]} plus {WORDS[b]}")
+
+    turns = tuple((ask(a, b), f"{a} + {b} = \\boxed{{{a + b}}}") for a, b in SHOWN[:examples])
 
     def row(index: int) -> Row:
         rng = random.Random(f"arithmetic_words/{seed}/{index}")
         a, b = rng.randint(1, 9), rng.randint(1, 9)
-        name, thing = rng.choice(NAMES), rng.choice(THINGS)
-        problem = f"{name} has {WORDS[a]} {thing} and gets {WORDS[b]} more. How many {thing} does {name} have?"
-        return Row(f"sum-{index}", prompt.replace("{problem}", problem), str(a + b), meta={"a": a, "b": b})
+        return Row(f"sum-{index}", ask(a, b), str(a + b), meta={"a": a, "b": b}, turns=turns)
 
     return Source("arithmetic_words", row)

@@ -18,6 +18,8 @@ class Row:
     """What the verifier compares with: an answer (str), or tests (list of dicts)."""
     kind: Literal["math", "code"] = "math"
     meta: dict[str, Any] = field(default_factory=dict)
+    turns: tuple[tuple[str, str], ...] = ()
+    """What was said before: (user, assistant), examples of how to answer."""
 
 
 @dataclass(frozen=True, slots=True)
