@@ -260,7 +260,7 @@ def judge_all(jobs, **more):
         return {job[0]: verdict for job, verdict in zip(jobs, verdicts, strict=True)}
 
 
-@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.long)])
 def test_published_reference_solutions_pass(every):
     """A judge that fails right programs: 164 of 164, and 973 of 974 (mbpp-123 may compute for longer than its 6 s)."""
     said = judge_all([job for job in references() if job[0] != "mbpp-123"][::every])
@@ -287,7 +287,7 @@ def break_a_line(source, seed):
     return ast.unparse(ast.fix_missing_locations(tree)), source.splitlines()[number - 1].strip()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_reference_solutions_with_a_broken_line_fail():
     """A judge that passes wrong programs: at least 95 % fail; the survivors are lines that the tests do not reach."""
     jobs = [(name, *break_a_line(solution, name), tests) for name, solution, tests in references()]

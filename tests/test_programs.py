@@ -106,7 +106,7 @@ def test_a_reward_that_cannot_judge_is_refused_before_the_run(tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_programs_are_learnt(tmp_path):
     """From the shipped cold start, judged in the sandbox: the last 10 of 40 steps are 0.15 above the first 5."""
     command = [BIN / "gspo-train", "model=tiny_programs", "train.steps=40", "tracking=jsonl", "run.dir=run"]

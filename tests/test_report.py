@@ -372,7 +372,7 @@ def _pad(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_long_runs_and_many_directories(tmp_path):
     """A metrics file of 100,000 rows and a sweep of 10,000 directories are reported."""
     write_run(tmp_path / "long", "gspo", 0, np.linspace(0.1, 0.9, 100_000))
