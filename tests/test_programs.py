@@ -108,8 +108,8 @@ def test_a_reward_that_cannot_judge_is_refused_before_the_run(tmp_path):
 
 @pytest.mark.long
 def test_programs_are_learnt(tmp_path):
-    """From the shipped cold start, judged in the sandbox: the last 10 of 40 steps are 0.15 above the first 5."""
+    """From the shipped cold start, judged in the sandbox: the last 10 of 40 steps are 0.2 above the first 5."""
     command = [BIN / "gspo-train", "model=tiny_programs", "train.steps=40", "tracking=jsonl", "run.dir=run"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     reward = [json.loads(line)["reward/mean"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert sum(reward[-10:]) / 10 - sum(reward[:5]) / 5 >= 0.15
+    assert sum(reward[-10:]) / 10 - sum(reward[:5]) / 5 >= 0.2
