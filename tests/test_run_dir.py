@@ -174,6 +174,10 @@ def test_a_forked_child_does_not_end_the_run(tmp_path):
 
 def test_log_goes_to_the_open_run_only(tmp_path):
     """Two runs in one process, one after another: each log.txt has its own lines, INFO of ours, WARNING of others."""
+    logging.disable(logging.NOTSET)
+    for logger in (logging.getLogger(), logging.getLogger("other")):
+        logger.disabled = False
+        logger.setLevel(logging.WARNING)
     for name in ("one", "two"):
         with make(tmp_path / name):
             logging.getLogger("gspo.train").info("of %s", name)
