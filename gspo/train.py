@@ -50,7 +50,7 @@ def train(run: Run, parts: Parts, record: RunDir, *, first_step: int = 0) -> Non
         for number in range(first_step, run.train.steps):
             if run.eval.every and number % run.eval.every == 0:
                 held_out(run, parts, record, number)
-            row = step(run, parts, record, number, check=number == first_step or number % run.rollout.check_every == 0)
+            row = step(run, parts, record, number, check=number == first_step)
             display.update(row)
             last = number + 1 == run.train.steps or bool(asked)
             if last or (run.checkpoint.every and (number + 1) % run.checkpoint.every == 0):
@@ -63,8 +63,11 @@ def train(run: Run, parts: Parts, record: RunDir, *, first_step: int = 0) -> Non
 
 
 def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) -> dict[str, Any]:
-    """Roll out, judge, update, hand the weights back; returns the step's row of metrics.jsonl."""
-    engine, learner = parts.engine, parts.learner
+    """Roll out, judge, update, hand the weights back; returns the step's row of metrics.jsonl.
+
+    `check` asks for the comparison of engine and trainer at a step that is not due for it; the row is the same.
+    """
+    engine, learner, due = parts.engine, parts.learner, number % run.rollout.check_every == 0
     clock = Clock()
 
     prompts = parts.stream.take(run.train.prompts_per_step, number)  # [P]
@@ -78,9 +81,9 @@ def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) ->
     adv = parts.advantage(reward_tensor(groups))  # [P, G], Eq. 6; [P, G, S] by step
     batch = make_batch(groups, adv, tokenizer=parts.tokenizer, mask_truncated=run.train.mask_truncated)
     minibatches = learner.with_old_logp(split(batch, run.train.minibatches, seed=minibatch_seed(run.seed, number)))
-    if check:
+    if check or due:
         require_agreement(learner, minibatches, engine_dtype(run.rollout, learner.precision))
-    routes = learner.routes(minibatches[0]) if check else None
+    routes = learner.routes(minibatches[0]) if due else None
     clock.lap("old_logp")
 
     updates = []
