@@ -21,11 +21,12 @@ GIB = 2**30
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    common = argparse.ArgumentParser(add_help=False)
+    output = argparse.ArgumentParser(add_help=False)
+    output.add_argument("--json", action="store_true", help="one JSON object a row instead of a table")
+    common = argparse.ArgumentParser(add_help=False, parents=[output])
     common.add_argument("--repeats", type=int, default=3, help="interleaved rounds; the table shows medians")
     common.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     common.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    common.add_argument("--json", action="store_true", help="one JSON object a row instead of a table")
     commands = parser.add_subparsers(required=True, dest="bench")
 
     of_logp = commands.add_parser("logp", parents=[common], help="log-probs of tokens against the plain log-softmax")
@@ -34,6 +35,18 @@ def arguments() -> argparse.ArgumentParser:
     of_logp.add_argument("--vocab", type=int, default=151_936)
     of_logp.add_argument("--arms", nargs="+", help="run these alone, the first being the reference")
     of_logp.set_defaults(run=logp)
+
+    of_sandbox = commands.add_parser("sandbox", parents=[output], help="tests of programs judged a second")
+    of_sandbox.add_argument("--tests", type=int, nargs="+", default=[1, 10, 40], help="tests a program, a row each")
+    of_sandbox.add_argument("--seconds", type=float, default=10.0, help="a row")
+    of_sandbox.add_argument("--workers", type=int, default=2)
+    of_sandbox.add_argument("--sandbox", default="auto", help="the tier, as reward.sandbox")
+    of_sandbox.set_defaults(run=sandbox)
+
+    of_math = commands.add_parser("math", parents=[output], help="answers of mathematics judged a second")
+    of_math.add_argument("--answers", type=int, default=4000, help="plain numbers; an eighth as many mixed ones")
+    of_math.add_argument("--workers", type=int, default=1)
+    of_math.set_defaults(run=mathematics)
     return parser
 
 
@@ -94,6 +107,28 @@ def logp(options: argparse.Namespace) -> list[Row]:
             rows[name] |= dict(zip(("logp error", "d hidden error", "d weight error"), errors, strict=True))
             del result
     return compared(list(rows.values()))
+
+
+def sandbox(options: argparse.Namespace) -> list[Row]:
+    """Programs of 1, 10 and 40 stdin tests through the sandbox, as `reward=code` judges them, none of them twice."""
+    from gspo.rewards.sandbox_bench import throughput
+
+    more = {"seconds": options.seconds, "workers": options.workers, "sandbox": options.sandbox}
+    return [rounded(throughput(tests=tests, **more)) for tests in options.tests]
+
+
+def mathematics(options: argparse.Namespace) -> list[Row]:
+    """Different answers through the mathematics verifier: plain numbers, and the mix that benchmarks ask for."""
+    from gspo.rewards.math_bench import throughput
+
+    numbers = {"plain": options.answers, "mixed": max(1, options.answers // 8)}
+    return [rounded(throughput(kind, answers=n, workers=options.workers)) for kind, n in numbers.items()]
+
+
+def rounded(row: Row) -> Row:
+    """Numbers to three significant digits or the unit, and words as a header has them."""
+    short = {name: float(f"{x:.3g}") if isinstance(x, float) and x < 100 else x for name, x in row.items()}
+    return {name.replace("_", " "): round(x) if isinstance(x, float) and x >= 100 else x for name, x in short.items()}
 
 
 def chosen(arms: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
@@ -166,17 +201,20 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     options = arguments().parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    import torch
+    measured_by = f"{os.cpu_count()} cores"
+    if "threads" in options:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        import torch
 
-    torch.set_num_threads(options.threads)
+        torch.set_num_threads(options.threads)
+        measured_by = f"torch {torch.__version__}"
     rows = options.run(options)
     if options.json:
         print("\n".join(json.dumps(row) for row in rows))
         return
     settings = {name: value for name, value in vars(options).items() if name not in ("run", "json")}
     load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
-    print(f"torch {torch.__version__}, {settings}, load averages {load}")
+    print(f"{measured_by}, {settings}, load averages {load}")
     print(table(rows))
 
 

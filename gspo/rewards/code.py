@@ -14,15 +14,8 @@ import textwrap
 from typing import Any
 
 from gspo.rewards.answers import without_thinking
-from gspo.rewards.sandbox import (
-    MEMORY_MB,
-    TIME_LIMIT,
-    CodeVerdict,
-    InfrastructureError,
-    choose_tier,
-    judge,
-    self_test,
-)
+from gspo.rewards.code_once import judge_once
+from gspo.rewards.sandbox import MEMORY_MB, TIME_LIMIT, CodeVerdict, InfrastructureError, choose_tier, self_test
 from gspo.types import Prompt, Reward, Rollout
 
 _OPEN = re.compile(r"^[ \t]*(?:(`{3,})[ \t]*([^`\n]*)|(~{3,})[ \t]*([^\n]*))$", re.MULTILINE)
@@ -110,7 +103,8 @@ def code_reward(
     """1 if the program passes every test of `prompt.reference`, else 0 (`partial`: passed / all tests).
 
     A truncated response has no code. Part `format`: a program was found. A judge that fails gives NaN and the verdict
-    `verifier failed`. Callable from any thread; at most `workers` programs run at once.
+    `verifier failed`. Identical programs are judged once. Callable from any thread; `workers` programs at most run at
+    once.
     Raises InfrastructureError when no sandbox works here.
     """
     tests = prompt.reference
@@ -121,7 +115,7 @@ def code_reward(
     if program is None:
         verdict = _no_code(rollout.text, truncated)
         return Reward(0.0, {"correct": 0.0, "format": 0.0}, "wrong", path="no code", reason=verdict.reason)
-    verdict = judge(
+    verdict = judge_once(
         program, _with_entry_point(tests, entry), sandbox=sandbox, workers=workers, time_limit=time_limit,
         memory_mb=memory_mb, partial=partial,
     )  # fmt: skip
@@ -187,7 +181,7 @@ def grade_row(
         verdict = _no_code(row["response"], truncated)
         path = "no code"
     else:
-        verdict = judge(
+        verdict = judge_once(
             program, _with_entry_point(row["tests"], entry), sandbox=sandbox, workers=workers, time_limit=time_limit,
             memory_mb=memory_mb, partial=partial,
         )  # fmt: skip

@@ -44,20 +44,23 @@ def score(groups: list[Group], reward: RewardFn, *, max_failed: float = 0.01) ->
 
     Raises VerifierFailures when more than `max_failed` of the batch's responses have no verdict.
     """
-    jobs = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
+    # one of each group at a time: copies of a response, judged once, then rarely wait for each other
+    places = sorted((g, i) for i, group in enumerate(groups) for g in range(len(group.rollouts)))
+    jobs = [(groups[i].prompt, groups[i].rollouts[g]) for g, i in places]
     if not jobs:
         return groups
     size = min(len(jobs), 2 * workers_of(reward))
     with ThreadPoolExecutor(size, thread_name_prefix="verifier") as threads:
         rewards = list(threads.map(lambda job: _one(reward, *job), jobs))
-    ids = iter(zip(jobs, rewards, strict=True))
-    failures = [(p.id, r.reason) for (p, _), r in ids if r.verdict == "verifier failed" or math.isnan(r.value)]
+    pairs = zip(jobs, rewards, strict=True)
+    failures = [(p.id, r.reason) for (p, _), r in pairs if r.verdict == "verifier failed" or math.isnan(r.value)]
     if len(failures) > max_failed * len(jobs):
         first = "; ".join(f"{name}: {reason}" for name, reason in failures[:3])
         raise VerifierFailures(
             f"{len(failures)} of {len(jobs)} responses could not be judged (at most {max_failed:.0%} may): {first}"
         )
-    remaining = iter(rewards)
     for group in groups:
-        group.rewards = [next(remaining) for _ in group.rollouts]
+        group.rewards = []
+    for (_, i), judged in zip(places, rewards, strict=True):
+        groups[i].rewards.append(judged)
     return groups
