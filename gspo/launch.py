@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,31 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
 
     Raises ValueError for whatever is wrong before anything is created.
     """
+    ready = check(run, plain, overrides)
+    if ready.finished:
+        print(f"{ready.directory}: finished earlier, skipped")
+        return 0
+    announce(plain, ready.findings)
+    return _train(run, plain, overrides, ready)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What `check` found out about a run; nothing has been created yet."""
+
+    directory: Path
+    continued: bool
+    """The directory exists and holds the same configuration."""
+    finished: bool
+    """... and all of `train.steps`."""
+    findings: list[preflight.Finding]
+
+
+def check(run: Run, plain: dict[str, Any], overrides: list[str]) -> Ready:
+    """All that can be said against a run without torch.
+
+    Raises ValueError for it; a rollout engine that is not installed is replaced in `run` and `plain`.
+    """
     findings = preflight.check(plain)
     if (run.trainer.devices or 1) > 1:
         raise ValueError(f"trainer.devices={run.trainer.devices}: gspo-train runs on one device (accepted: 1, null)")
@@ -35,11 +61,8 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
     directory = continuation.run_directory(run, overrides)
     use_what_is_installed(run, plain)
     continued = directory.exists()
-    if continued and continuation.is_finished(directory, run, plain):
-        print(f"{directory}: finished earlier, skipped")
-        return 0
-    announce(plain, findings)
-    return _train(run, plain, overrides, directory, findings, continued)
+    finished = continued and continuation.is_finished(directory, run, plain)
+    return Ready(directory, continued, finished, findings)
 
 
 def announce(plain: dict[str, Any], findings: list[preflight.Finding]) -> None:
@@ -73,41 +96,63 @@ def use_what_is_installed(run: Run | EvalConfig, plain: dict[str, Any]) -> None:
             run.rollout._target_ = plain["rollout"]["_target_"] = "gspo.rollout.hf.HfEngine"
 
 
-def _train(
-    run: Run, plain: dict[str, Any], overrides: list[str], directory: Path, findings: list[Any], continued: bool
-) -> int:
-    from gspo import parts as made
-    from gspo.tracking.summary import summarize
-    from gspo.tracking.wandb_mirror import Mirror
-    from gspo.train import train
+@dataclass(slots=True)
+class Material:
+    """What a run reads before it creates anything."""
 
-    objective, _, _ = made.functions(run)  # a combination that a function refuses is refused here
+    objective: Any
+    model_dir: Path
+    stream: Any
+    tokenizer: Any
+    benchmark: Any
+    held_out: Any
+
+
+def material(run: Run) -> Material:
+    """Functions, query set, tokenizer and held-out set of a run, tried out.
+
+    Raises ValueError for a combination that a function, the reward or the engine refuses, and for prompts that do not
+    fit.
+    """
+    from gspo import parts as made
+
+    objective, _, _ = made.functions(run)
     model_dir = pretrained.resolve(run.model.path)
     stream, tokenizer = made.open_stream(run, model_dir)
     made.try_out(run, stream)
     made.check_engine(run)
     benchmark = evaluate.settings_of(run.eval, run.reward)
     held_out = benchmark and evaluate.open_benchmark(benchmark, tokenizer, run.model, run.sampling)
+    return Material(objective, model_dir, stream, tokenizer, benchmark, held_out)
+
+
+def _train(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready) -> int:
+    from gspo import parts as made
+    from gspo.tracking.summary import summarize
+    from gspo.tracking.wandb_mirror import Mirror
+    from gspo.train import train
+
+    read, directory = material(run), ready.directory
     facts = {
-        "objective": algebra(run.algo.objective, objective.keywords),  # type: ignore[attr-defined]
+        "objective": algebra(run.algo.objective, read.objective.keywords),
         "seed": run.seed,
         "overrides": overrides,
-        "findings": [finding.text for finding in findings],
-        "reward": readiness(run.reward) | (readiness(benchmark.reward) if benchmark else {}),
+        "findings": [finding.text for finding in ready.findings],
+        "reward": readiness(run.reward) | (readiness(read.benchmark.reward) if read.benchmark else {}),
         "device": made.device_name(),
-        "data": stream.fingerprints(),
+        "data": read.stream.fingerprints(),
     }
     print(f"objective: {facts['objective']}")
     try:
-        record = run_dir.open_existing(directory) if continued else run_dir.create(directory, plain, facts)
+        record = run_dir.open_existing(directory) if ready.continued else run_dir.create(directory, plain, facts)
     except OSError as error:
         raise ValueError(f"run.dir={directory}: {error}") from error
     try:
         with record, Mirror(record, run.tracking, name=run.run.name) as mirror:
-            parts = made.assemble(run, model_dir, stream, tokenizer, mirror)
-            parts.held_out = held_out
+            parts = made.assemble(run, read.model_dir, read.stream, read.tokenizer, mirror)
+            parts.held_out = read.held_out
             try:
-                first = resume(parts, record, plain, facts) if continued else 0
+                first = resume(parts, record, plain, facts) if ready.continued else 0
                 train(run, parts, record, first_step=first)
             finally:
                 parts.engine.close()
