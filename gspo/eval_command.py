@@ -1,6 +1,7 @@
 """`gspo-eval`: a model, or a checkpoint of a run, on a benchmark; and two evaluations compared problem by problem.
 
-An evaluation's directory holds config.yaml, run.json, eval.jsonl (one row), samples.jsonl (one line a sample), log.txt.
+An evaluation's directory holds config.yaml, run.json, eval.jsonl (one row), eval_samples/step_NNNNNN.jsonl (a line a
+sample) and log.txt, as a training run keeps its own evaluations.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ def run(config: EvalConfig, plain: dict[str, Any], overrides: list[str]) -> int:
     try:
         with run_dir.create(directory, kept, facts) as record:
             row, samples = _evaluate(config, model_dir, tokenizer, benchmark, checkpoint)
-            lines = b"".join(files.to_line(sample) for sample in samples)
-            files.replace(directory / "samples.jsonl", lines)
-            record.eval(row)
+            record.eval(row, samples)
             print(f"{table(row)}\n{directory}")
             evaluate.require_judged(row)
     except (RuntimeError, ValueError, OSError) as error:
@@ -155,15 +154,23 @@ def table(row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def read(directory: Path) -> tuple[dict[str, Any], dict[str, float]]:
-    """An evaluation's row, and the mean of `correct` by problem. Raises ValueError when `directory` holds none."""
-    rows = list(files.rows(directory / "eval.jsonl"))
+def read(path: Path) -> tuple[dict[str, Any], dict[str, float]]:
+    """An evaluation's row, and the mean of `correct` by problem.
+
+    `path`: the directory of a gspo-eval, or a file of samples in it or in a training run. Raises ValueError when there
+    is no finished evaluation.
+    """
+    root, found = (path, sorted(path.glob("eval_samples/*"))) if path.is_dir() else (path.parent.parent, [path])
+    if len(found) > 1:
+        raise ValueError(f"{path}: holds {len(found)} evaluations; name one: {found[-1]}")
+    rows = {f"step_{row['step']:06d}": row for row in files.rows(root / "eval.jsonl")}
     samples: dict[str, list[float]] = {}
-    for sample in files.rows(directory / "samples.jsonl"):
+    for sample in files.rows(found[0]) if found else ():
         samples.setdefault(sample["problem"], []).append(sample["correct"])
-    if len(rows) != 1 or not samples:
-        raise ValueError(f"{directory}: not the directory of a finished gspo-eval (eval.jsonl, samples.jsonl)")
-    return rows[0], dict(zip(samples, by_problem(list(samples.values())).tolist(), strict=True))
+    if not samples or found[0].stem not in rows:
+        raise ValueError(f"{path}: no finished evaluation (accepted: a gspo-eval's directory, RUN/eval_samples/FILE)")
+    means = by_problem(list(samples.values())).tolist()
+    return rows[found[0].stem], dict(zip(samples, means, strict=True))
 
 
 def paired(a: Path, b: Path) -> tuple[Estimate, str]:

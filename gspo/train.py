@@ -114,7 +114,7 @@ def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) ->
 
 
 def held_out(run: Run, parts: Parts, record: RunDir, number: int) -> None:
-    """Evaluate the weights after `number` steps: a row of eval.jsonl; what training does next stays the same.
+    """Evaluate the weights after `number` steps: a row and its samples; what training does next stays the same.
 
     The weights are sent once more afterwards, so that no prompt of the evaluation stays in an engine's cache. Raises
     VerifierFailures when the judge fails too often.
@@ -127,7 +127,7 @@ def held_out(run: Run, parts: Parts, record: RunDir, number: int) -> None:
     sizes = [len(prompt.token_ids) for prompt in prompts]
     block = parts.engine.prefix_block
     parts.ledger.add_rollout(sizes, lengths, time.perf_counter() - begun, shared_prefix=True, block=block, phase="eval")
-    record.eval(row)
+    record.eval(row, samples)
     parts.mirror.log(row)
     require_judged(row)
 

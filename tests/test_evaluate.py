@@ -140,7 +140,8 @@ def test_a_checkpoint_evaluates_to_the_row_of_its_training(runs):
         assert {k: v for k, v in found.items() if k != "time/eval_s"} == {
             k: v for k, v in row.items() if k != "time/eval_s"
         }
-        samples = jsonl(runs / name / "samples.jsonl")
+        samples = jsonl(runs / name / f"eval_samples/step_{row['step']:06d}.jsonl")
+        assert samples == jsonl(runs / f"with/eval_samples/step_{row['step']:06d}.jsonl")
         assert len(samples) == 16
         assert sum(sample["correct"] for sample in samples) / 16 == found["avg_at_k"]
         assert json.loads((runs / name / "run.json").read_text())["status"] == "finished"
@@ -151,6 +152,12 @@ def test_a_checkpoint_evaluates_to_the_row_of_its_training(runs):
     assert difference.value == pytest.approx(last["avg_at_k"] - first["avg_at_k"])
     assert difference.n == 8
     assert f"{100 * difference.value:.2f} %" in said
+    inside, _ = paired(runs / "with/eval_samples/step_000000.jsonl", runs / "with/eval_samples/step_000003.jsonl")
+    assert inside == difference
+    with pytest.raises(ValueError, match="holds 3 evaluations; name one"):
+        paired(runs / "with", runs / "e3")
+    with pytest.raises(ValueError, match="no finished evaluation"):
+        paired(runs / "without", runs / "e3")
     shutil.copytree(runs / "e0", runs / "other")
     (runs / "other" / "eval.jsonl").write_text(json.dumps(first | {"dataset_sha256": "0"}) + "\n")
     with pytest.raises(ValueError, match="cannot be paired: dataset_sha256"):

@@ -128,7 +128,7 @@ def test_full_disk_leaves_a_true_status(tmp_path):
 def write_steps(run, steps):
     for step in steps:
         if step % 5 == 0:
-            run.eval({"step": step, "eval/avg": step / 10})
+            run.eval({"step": step, "eval/avg": step / 10}, [{"problem": "a", "correct": step}])
         run.sequences(
             step, {"length": np.array([step, 2], dtype=np.int32), "ids": [np.arange(step, dtype=np.int32)] * 2}
         )
@@ -137,7 +137,7 @@ def write_steps(run, steps):
 
 
 def contents(path):
-    names = ("metrics.jsonl", "eval.jsonl", "samples/*", "sequences/*")
+    names = ("metrics.jsonl", "eval.jsonl", "samples/*", "eval_samples/*", "sequences/*")
     found = sorted(p for name in names for p in path.glob(name))
     return {str(p.relative_to(path)): hashlib.sha256(p.read_bytes()).hexdigest() for p in found}
 
@@ -163,7 +163,7 @@ def test_cut_and_written_again_equals_written_once(tmp_path):
     kept = contents(killed.path)
     assert max(kept) == "sequences/step_000019.parquet"
     assert kept["samples/step_000019.jsonl"] == contents(straight.path)["samples/step_000019.jsonl"]
-    assert len(kept) == 2 + 20 + 20
+    assert len(kept) == 2 + 20 + 20 + 4
 
 
 def test_missing_rows_are_told(tmp_path, caplog):

@@ -1,7 +1,8 @@
-"""The run directory: config.yaml, run.json, metrics.jsonl, eval.jsonl, samples/, sequences/, log.txt.
+"""The run directory: config.yaml, run.json, metrics.jsonl, eval.jsonl, samples/, eval_samples/, sequences/, log.txt.
 
-It is the interface of a run. A step is one row and is numbered from 0; a row of eval.jsonl at step s speaks of the
-weights after s steps and is written before step s is trained. Sample and sequence files carry their step in six digits.
+It is the interface of a run. A step is one row and is numbered from 0; a row of eval.jsonl at step s, and the samples
+that it sums up in eval_samples/, speak of the weights after s steps and are written before step s is trained. Sample
+and sequence files carry their step in six digits.
 A row counts from its newline on, all else is written beside and renamed: a reader never takes half of anything.
 """
 
@@ -54,9 +55,15 @@ class RunDir:
         self._append("metrics.jsonl", row)
         self.last_step = row["step"]
 
-    def eval(self, row: Mapping[str, Any]) -> None:
-        """Append a row to eval.jsonl; `row["step"]` counts the steps trained so far."""
+    def eval(self, row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Append a row to eval.jsonl; `row["step"]` counts the steps trained so far.
+
+        `samples`, a record each, go to eval_samples/step_NNNNNN.jsonl before the row, which vouches for them.
+        """
         assert isinstance(row["step"], int), row["step"]
+        if samples:
+            lines = b"".join(files.to_line(sample) for sample in samples)
+            self._write(f"eval_samples/step_{row['step']:06d}.jsonl", lines)
         self._append("eval.jsonl", row)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -111,7 +118,7 @@ class RunDir:
             if name == "metrics.jsonl" and step != next_step - 1:
                 log.warning("%s: the last row before step %d is step %d", self.path / name, next_step, step)
         self.last_step = next_step - 1
-        for folder in ("samples", "sequences"):
+        for folder in ("samples", "eval_samples", "sequences"):
             for path in (self.path / folder).glob("*"):
                 number = path.stem.removeprefix("step_")
                 if path.name.startswith(".") or (number.isdigit() and int(number) >= next_step):
@@ -230,6 +237,14 @@ def status(path: Path) -> Status:
     """What run.json says; `lost` when it says running and no live process holds the directory."""
     said = read_record(path)["status"]
     return "lost" if said == "running" and not record.is_locked(path) else said
+
+
+def bury(path: Path, reason: str) -> None:
+    """Write into run.json that a run failed, and of what, when its processes died before they could."""
+    known = read_record(path)
+    ended = {"status": "failed", "reason": record.redact(" ".join(reason.split())), "ended": record.moment()}
+    known["sessions"][-1] |= ended
+    files.replace(path / "run.json", _dump(known | ended))
 
 
 def read_config(path: Path) -> dict[str, Any]:
