@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gspo import checkpoint, policy, pretrained
+from gspo import checkpoint, parallel, policy, pretrained, shards
 from gspo.binding import bind, target
 from gspo.compute import Ledger
 from gspo.config import Run
@@ -22,11 +22,12 @@ from gspo.devices import here
 from gspo.evaluate import Benchmark
 from gspo.formula import level
 from gspo.learner import Learner, ObjectiveFn
+from gspo.parallel import World
 from gspo.rollout import Engine
 from gspo.rollout.contract import check_settings
 from gspo.sequences import EPS_GRID
 from gspo.shape import known
-from gspo.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
+from gspo.state import capture_rng, flatten_optimizer, restore_rng, seed_all, unflatten_optimizer
 from gspo.tracking.wandb_mirror import Mirror
 from gspo.types import Batch, Group, RewardFn, Rollout
 
@@ -42,7 +43,8 @@ class Parts:
     advantage: Callable[[Tensor], Tensor]
     objective: ObjectiveFn
     ledger: Ledger
-    mirror: Mirror
+    mirror: Mirror | None
+    """None on ranks that do not write."""
     sequence_metadata: dict[str, str]
     """Key-value metadata of sequences/: the eps grid, and the clip with its level."""
     skipped: int = 0
@@ -65,12 +67,15 @@ class Parts:
         self.ledger.add_forward("old_logp", lengths, heads, seconds["old_logp"])
         lengths = [n for m in minibatches for n in (m.lengths - 1).tolist()]
         heads = sum(m.num_tokens for m in minibatches)
-        self.ledger.add_update(lengths, heads, seconds["update"], recompute_blocks=False, recompute_head=True)
+        self.ledger.add_update(
+            lengths, heads, seconds["update"], recompute_blocks=learner.recomputes, recompute_head=True
+        )
 
     def save(self, directory: Path, step: int, keep_last: int | None) -> Path:
-        """Write checkpoints/step_NNNNNN: everything that the next step depends on."""
-        tensors = {"model": dict(self.learner.model.named_parameters())}
-        optimizer, structure = flatten_optimizer(self.learner.optimizer.state_dict())
+        """Write checkpoints/step_NNNNNN: everything that the next step depends on. Ranks call it together."""
+        sharded = self.learner.world.size > 1
+        tensors = {} if sharded else {"model": dict(self.learner.model.named_parameters())}
+        optimizer, structure = ({}, None) if sharded else flatten_optimizer(self.learner.optimizer.state_dict())
         rng, rng_state = capture_rng()
         state = {
             "step": step,
@@ -81,16 +86,19 @@ class Parts:
             "optimizer": structure,
             "rng": rng_state,
         }
+        if sharded:
+            kept = {"tensors": {"rng": rng}, "state": state, "keep_last": keep_last}
+            return shards.save(directory, step, self.learner, **kept)
         tensors |= {"optimizer": optimizer, "rng": rng}
         return checkpoint.save(directory, step, tensors=tensors, state=state, keep_last=keep_last)
 
     def restore(self, path: Path) -> int:
-        """Continue from a checkpoint; returns the next step."""
+        """Continue from a checkpoint, whatever the number of ranks that wrote it; returns the next step."""
         tensors, state = checkpoint.load(path)
-        with torch.no_grad():
-            for name, parameter in self.learner.model.named_parameters():
-                parameter.copy_(tensors["model"][name])
-        self.learner.optimizer.load_state_dict(unflatten_optimizer(tensors["optimizer"], state["optimizer"]))
+        if shards.are_in(path):
+            shards.read(path, self.learner)
+        else:
+            self.learner.load(tensors["model"], unflatten_optimizer(tensors["optimizer"], state["optimizer"]))
         self.learner.updates, self.skipped = state["updates"], state["skipped"]
         self.stream.restore(state["stream"])
         self.ledger.restore(state["ledger"])
@@ -156,11 +164,30 @@ def check_engine(run: Run) -> None:
     target({"_target_": f"{module}.check"}, "rollout")(run.rollout, device)
 
 
-def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mirror: Mirror) -> Parts:
-    """Start the engine, load the model, make the learner."""
+def model_on(run: Run, directory: Path, world: World, precision: str) -> Any:
+    """The policy on this rank's device, sharded where there are several; only rank 0 ever reads the whole of it."""
+    kernel, several = run.model.experts_implementation, world.size > 1
+    whole: Any = None
+    if world.first or not several:
+        device = "cpu" if several else str(world.device)
+        whole = policy.load(directory, experts_implementation=kernel, trust_remote_code=False, device=device)
+    model: Any = policy.empty(directory, experts_implementation=kernel) if several else whole
+    asked = run.trainer.activation_checkpointing
+    if several if asked is None else asked:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if several:
+        model = parallel.shard(model, world, precision=precision)
+        parallel.load_first(model, whole, world)
+    return model
+
+
+def assemble(
+    run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mirror: Mirror | None, world: World
+) -> Parts:
+    """Start the engine, load the model, make the learner. `mirror` is None on ranks that do not write."""
     torch.set_num_threads(run.trainer.threads)
-    torch.manual_seed(run.seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    seed_all(run.seed)
+    device = torch.device(world.device).type
     auto = "bfloat16" if device == "cuda" else "float32"
     precision = auto if run.trainer.precision == "auto" else run.trainer.precision
     objective, advantage, reward = functions(run)
@@ -175,12 +202,7 @@ def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mi
         max_batch=run.train.prompts_per_step * run.train.group_size,
         device=device,
     )
-    model = policy.load(
-        directory,
-        experts_implementation=run.model.experts_implementation,
-        trust_remote_code=False,
-        device=device,
-    )
+    model = model_on(run, directory, world, precision)
     learner = Learner(
         model,
         run.optim,
@@ -191,6 +213,7 @@ def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mi
         routing_replay=run.train.routing_replay,
         micro_batch_tokens=run.trainer.micro_batch_tokens,
         total_updates=run.train.steps * run.train.minibatches,
+        world=world,
     )
     clip = {"low": run.clip.low, "high": run.clip.high, "level": level(run.algo.objective)}
     return Parts(
@@ -200,7 +223,7 @@ def assemble(run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mi
         reward=reward,
         advantage=advantage,
         objective=objective,
-        ledger=Ledger(known(model.config.to_dict()), peak_flops(precision)),
+        ledger=Ledger(known(model.config.to_dict()), peak_flops(precision), world.size),
         mirror=mirror,
         sequence_metadata={"eps_grid": json.dumps(EPS_GRID), "clip": json.dumps(clip)},
         tokenizer=tokenizer,

@@ -51,6 +51,13 @@ def unflatten_optimizer(tensors: Mapping[str, Tensor], skeleton: Any) -> Any:
     return items if kind == "list" else tuple(items)
 
 
+def seed_all(seed: int) -> None:
+    """Seed the generators of Python, numpy (the global one) and torch, for functions of the user's own that draw."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (the global one)
+    torch.manual_seed(seed)
+
+
 def capture_rng() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The generators of Python, numpy (the global one), torch, and every CUDA device in use: tensors and JSON."""
     version, words, gauss = random.getstate()
