@@ -1,8 +1,8 @@
 """The cold start: supervised training of a tiny model on reference solutions, to a target pass rate.
 
-Chains grow by level until the model can do the longest. Then the solutions have slips, which a model that imitates them
-learns to make, until it answers only the target share right when it samples: reinforcement learning starts from a
-policy that is right sometimes and wrong sometimes at every length, and has something to do.
+Problems grow by level until the model can do the longest. Then the solutions have slips, which a model that imitates
+them learns to make, until no more than the target share of its samples is right and most groups are mixed:
+reinforcement learning starts from a policy that is right sometimes and wrong sometimes at every length.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from gspo.binding import bind
-from gspo.data import Row, Source, open_source
+from gspo.data import Row, Source
 from gspo.pass_rate import PassRate, measure
 from gspo.pretrained import character_tokenizer
 from gspo.sft_config import SftConfig
+from gspo.sft_data import chains, level_sources, micro_batches
 from gspo.sft_display import Display
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def check(config: SftConfig) -> None:
     sft = config.sft
     for key, value, low, high in (
         ("sft.target_pass_rate", sft.target_pass_rate, 0, 1),
+        ("sft.least_mixed", sft.least_mixed, 0, 1),
         ("sft.level_accuracy", sft.level_accuracy, 0, 1),
         ("sft.first_terms", sft.first_terms, 2, config.data["max_terms"]),
         ("sft.batch", sft.batch, 2, sys.maxsize),
@@ -97,12 +99,6 @@ def check(config: SftConfig) -> None:
     ):
         if not low <= value <= high:
             raise ValueError(f"{key}={value}: {low} to {high} is accepted")
-
-
-def chains(config: SftConfig, *, seed: int, **changes: Any) -> Source:
-    """The data setting's chains, with some of its keywords changed."""
-    data = {key: value for key, value in config.data.items() if key != "stages"}
-    return open_source(data | changes, seed=seed)[0].source
 
 
 def from_scratch(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -125,7 +121,7 @@ def from_scratch(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> PreTr
 def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: SftConfig, display: Display) -> int:
     """Cross-entropy on solutions: right ones, level by level, then such with slips; returns the updates made.
 
-    The slips make the skilled model unsure; training ends when its pass rate has come down to the target.
+    The slips make the skilled model unsure; training ends when its pass rate is down to the target, its groups mixed.
     """
     sft, optim = config.sft, config.optim
     optimizer = torch.optim.AdamW(
@@ -146,35 +142,30 @@ def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Sf
         loss, right = step(model, tokenizer, rows, optimizer, config)
         accuracy = RUNNING_MEAN * accuracy + (1 - RUNNING_MEAN) * right[1::2].float().mean().item()
         display.update(update, level, loss, accuracy)
-        if level > longest and update % sft.measure_every == 0 and low_enough(model, tokenizer, config, first, display):
+        if (
+            level > longest
+            and update % sft.measure_every == 0
+            and fit_to_start(model, tokenizer, config, first, display)
+        ):
             return update
         if level <= longest and accuracy > sft.level_accuracy:
             level, accuracy = level + 1, 0.0
             own, any_length = level_sources(config, level, seed)
-    raise PassRateNotReached(f"sft.max_updates={sft.max_updates}: the pass rate is not down to {sft.target_pass_rate}")
+    raise PassRateNotReached(
+        f"sft.max_updates={sft.max_updates}: the pass rate is not down to sft.target_pass_rate={sft.target_pass_rate} "
+        f"with sft.least_mixed={sft.least_mixed} of the groups mixed"
+    )
 
 
-def level_sources(config: SftConfig, level: int, seed: int) -> tuple[Source, Source]:
-    """What a level's batches are drawn from, half and half: its own length, and any up to it.
-
-    After the longest both are the data setting itself, with slips.
-    """
-    if level > config.data["max_terms"]:
-        slips = chains(config, seed=seed, slip_rate=config.sft.slip_rate)
-        return slips, slips
-    own = chains(config, seed=seed, min_terms=level, max_terms=level)
-    return own, chains(config, seed=seed, min_terms=2, max_terms=level)
-
-
-def low_enough(
+def fit_to_start(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: SftConfig, first: int, display: Display
 ) -> bool:
-    """The pass rate is at most the target, on a few prompts and then on as many as the record is made with."""
+    """The pass rate is at most the target and enough groups are mixed, on a few prompts, then on those of a record."""
     probe = chains(config, seed=-1 - config.seed)
     for prompts in (config.train.prompts_per_step, config.sft.record_prompts):
         rate = measured(model, tokenizer, config, probe, first, prompts)
         display.measured(rate)
-        if rate.mean > config.sft.target_pass_rate:
+        if rate.mean > config.sft.target_pass_rate or rate.mixed < config.sft.least_mixed:
             return False
     return True
 
@@ -205,29 +196,6 @@ def step(
     torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     optimizer.step()
     return loss, right
-
-
-def micro_batches(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], budget: int
-) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Rows by length in parts of at most `budget` padded tokens: (their numbers, inputs [b, T], targets [b, T]).
-
-    A target is -100 in the prompt and in the padding, which is on the right, where causal attention never looks.
-    """
-    prompts = [tokenizer.encode(row.prompt) for row in rows]
-    solutions = [[*tokenizer.encode(row.meta["solution"], add_special_tokens=False), _eos(tokenizer)] for row in rows]
-    whole = [prompt + solution for prompt, solution in zip(prompts, solutions, strict=True)]
-    order = sorted(range(len(rows)), key=lambda i: -len(whole[i]))
-    while order:
-        width = len(whole[order[0]])
-        part, order = order[: max(budget // width, 1)], order[max(budget // width, 1) :]
-        inputs = torch.zeros(len(part), width - 1, dtype=torch.int64)
-        targets = torch.full((len(part), width - 1), -100)
-        for place, i in enumerate(part):
-            start, end = len(prompts[i]) - 1, len(whole[i]) - 1
-            inputs[place, :end] = torch.tensor(whole[i][:-1])
-            targets[place, start:end] = torch.tensor(solutions[i])
-        yield part, inputs, targets
 
 
 def measured(
@@ -261,8 +229,3 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Pat
     digest = hashlib.sha256((scratch / "model.safetensors").read_bytes()).hexdigest()
     (scratch / RECORD).write_text(json.dumps(record | {"sha256": digest}, indent=2) + "\n", encoding="utf-8")
     return scratch.rename(target)
-
-
-def _eos(tokenizer: PreTrainedTokenizerBase) -> int:
-    assert isinstance(tokenizer.eos_token_id, int)
-    return tokenizer.eos_token_id
