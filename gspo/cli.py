@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gspo import eval_config, sft_config
 from gspo.config import conf_dir, register, to_plain, to_run
 from gspo.messages import help_text, one_line
+from gspo.sweep.jobs import job_name, place
 
 USER_ERROR, FAILURE = 2, 1
 
@@ -29,20 +29,22 @@ def train() -> None:
         from gspo import launch
 
         hydra_config = HydraConfig.get()
-        overrides = list(hydra_config.overrides.task)
-        if hydra_config.mode == RunMode.MULTIRUN:
-            config.run.name = job_name(hydra_config.job.override_dirname)
-            config.run.dir = f"{hydra_config.sweep.dir}/{config.run.name}"
-            if config.resume not in ("never", "auto"):
-                raise ValueError(f"resume={config.resume}: one directory for every job; never and auto are accepted")
-            config.resume = "auto"
-            config.tracking.group = config.tracking.group or config.sweep.name
+        if hydra_config.mode == RunMode.MULTIRUN:  # a launcher that starts the jobs itself
+            _, overrides = place(config, hydra_config)
             run, plain = to_run(config), to_plain(config)
             codes.append(launch.in_child(lambda: launch.launch(run, plain, overrides)))
         else:
-            codes.append(launch.launch(to_run(config), to_plain(config), overrides))
+            codes.append(launch.launch(to_run(config), to_plain(config), list(hydra_config.overrides.task)))
 
-    app("train", job)
+    def jobs(hydra_main: Callable[[], None]) -> bool:
+        from gspo.sweep import command
+
+        code = command.run(sys.argv[1:], hydra_main)
+        if code is not None:
+            codes[:] = [code]
+        return code is not None
+
+    app("train", job, many=jobs)
     sys.exit(max(codes, default=0))
 
 
@@ -144,8 +146,13 @@ def report() -> None:
     sys.exit(main(sys.argv[1:]))
 
 
-def app(config_name: str, job: Callable[[DictConfig], None]) -> None:
-    """Run a Hydra app; a wrong command line or configuration is one line on stderr and exit code 2."""
+def app(
+    config_name: str, job: Callable[[DictConfig], None], *, many: Callable[[Callable[[], None]], bool] | None = None
+) -> None:
+    """Run a Hydra app; a wrong command line or configuration is one line on stderr and exit code 2.
+
+    `many` is asked first: it takes a command line that stands for many jobs, and says whether this one does.
+    """
     register()
     sft_config.register()
     eval_config.register()
@@ -161,8 +168,10 @@ def app(config_name: str, job: Callable[[DictConfig], None]) -> None:
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raised.append(error)  # Hydra would print a line of its own about it
 
+    main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(kept)
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(kept)()
+        if many is None or not many(main):
+            main()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raised.append(error)
     if raised:
@@ -171,13 +180,3 @@ def app(config_name: str, job: Callable[[DictConfig], None]) -> None:
         for error in raised:
             print(f"{os.path.basename(sys.argv[0])}: {one_line(error)}", file=sys.stderr)
         sys.exit(USER_ERROR)
-
-
-def job_name(overrides: str) -> str:
-    """A job's directory name from its overrides: safe characters, 120 at most, unique by a hash when shortened."""
-    import hashlib
-
-    name = re.sub(r"[^A-Za-z0-9.,_=+-]+", "_", overrides) or "job"
-    if name == overrides and len(name) <= 120:
-        return name
-    return f"{name[:110]}-{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"

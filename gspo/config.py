@@ -171,6 +171,8 @@ class EvalSettings:
 class SweepSettings:
     name: str = MISSING
     """Directory of a multirun under outputs/sweeps."""
+    workers: int = 1
+    """Jobs at a time on this machine, each in a process of its own."""
 
 
 @dataclass
