@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import re
+from collections.abc import Iterator
 
 import yaml
 from hydra.errors import HydraException
@@ -55,6 +57,39 @@ def one_line(error: BaseException) -> str:
     if "Value 'None'" in text or ("could not be converted" in text and "'null'" in text):
         kept.append("null stands for no value")
     return re.sub(r"\s+", " ", "; ".join(kept)) or type(error).__name__
+
+
+SMALLER = {
+    "rollout": "sampling.max_tokens, train.group_size, rollout.kv_cache_gb (CPU), rollout.memory_fraction (GPU)",
+    "update": "trainer.micro_batch_tokens, model.context",
+    "all": "trainer.devices (more), model",
+}
+"""Settings that take less memory, by who needs it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Did memory run out? torch says so by a class of its own on a GPU, and by text alone on the CPU."""
+    said = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in said or "DefaultCPUAllocator" in said
+
+
+@contextlib.contextmanager
+def memory_explained() -> Iterator[None]:
+    """Raises RuntimeError, on one line with the settings that take less, for memory that ran out inside."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        said = " ".join((str(error) or type(error).__name__).split())[:300]
+        ways = "; ".join(f"{who}: {settings}" for who, settings in SMALLER.items())
+        raise OutOfMemory(
+            f"{said}. Less is needed with smaller values of: {ways}; `gspo-plan` shows the sum"
+        ) from error
+
+
+class OutOfMemory(RuntimeError):
+    """Memory ran out; the message names the settings that take less."""
 
 
 def near(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from gspo.evaluate import Benchmark
 from gspo.formula import level
 from gspo.learner import Learner, ObjectiveFn
 from gspo.parallel import World
+from gspo.restart import Restarting
 from gspo.rollout import Engine
 from gspo.rollout.contract import check_settings
 from gspo.sequences import EPS_GRID
@@ -49,6 +51,8 @@ class Parts:
     """Key-value metadata of sequences/: the eps grid, and the clip with its level."""
     skipped: int = 0
     """Updates skipped in a row."""
+    stop: str = ""
+    """Why the run has to end after this step, if it has."""
     tokenizer: Any = field(default=None, repr=False)
     held_out: Benchmark | None = None
     """What is evaluated on during training, if anything."""
@@ -191,7 +195,8 @@ def assemble(
     auto = "bfloat16" if device == "cuda" else "float32"
     precision = auto if run.trainer.precision == "auto" else run.trainer.precision
     objective, advantage, reward = functions(run)
-    engine = target({"_target_": run.rollout._target_}, "rollout")(
+    start = functools.partial(
+        target({"_target_": run.rollout._target_}, "rollout"),
         directory,
         tokenizer,
         run.rollout,
@@ -202,6 +207,7 @@ def assemble(
         max_batch=run.train.prompts_per_step * run.train.group_size,
         device=device,
     )
+    engine = Restarting(start, world)
     model = model_on(run, directory, world, precision)
     learner = Learner(
         model,
@@ -215,6 +221,7 @@ def assemble(
         total_updates=run.train.steps * run.train.minibatches,
         world=world,
     )
+    engine.weights = learner.weights
     clip = {"low": run.clip.low, "high": run.clip.high, "level": level(run.algo.objective)}
     return Parts(
         stream=stream,

@@ -21,6 +21,7 @@ from gspo import metrics, sequences
 from gspo.batch import make_batch, reward_tensor, split
 from gspo.config import Run
 from gspo.evaluate import evaluate, require_judged
+from gspo.faults import TrainingStopped, note_skipped, require_finite
 from gspo.learner import Learner, Update
 from gspo.parts import Parts
 from gspo.rewards.score import score
@@ -33,10 +34,6 @@ from gspo.tracking.samples import sample_rows
 from gspo.types import Batch, Group
 
 log = logging.getLogger(__name__)
-
-
-class TrainingStopped(RuntimeError):
-    """The run cannot go on; the message says why."""
 
 
 def train(run: Run, parts: Parts, record: RunDir, *, first_step: int = 0) -> None:
@@ -52,10 +49,13 @@ def train(run: Run, parts: Parts, record: RunDir, *, first_step: int = 0) -> Non
                 held_out(run, parts, record, number)
             row = step(run, parts, record, number, check=number == first_step)
             display.update(row)
-            last = number + 1 == run.train.steps or bool(asked)
+            last = bool(parts.stop) or number + 1 == run.train.steps or bool(asked)
             if last or (run.checkpoint.every and (number + 1) % run.checkpoint.every == 0):
+                require_finite(parts, number)
                 record.sync()
                 parts.save(record.path / "checkpoints", number + 1, run.checkpoint.keep_last)
+            if parts.stop:
+                raise TrainingStopped(parts.stop)
             if asked and number + 1 < run.train.steps:
                 raise Interrupted(f"{signal.Signals(asked[0]).name} after step {number}")
         if run.eval.every:
@@ -89,21 +89,15 @@ def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) ->
     updates = []
     for k, minibatch in enumerate(minibatches):  # off-policy from the second one on
         updates.append(learner.update(minibatch, parts.objective, on_policy=k == 0))
-        parts.skipped = parts.skipped + 1 if updates[-1].skipped else 0
-        if parts.skipped >= run.train.max_skipped:
-            last = updates[-1]
-            raise TrainingStopped(
-                f"{parts.skipped} updates in a row were skipped, the last at step {number} "
-                f"(loss {last.loss}, gradient norm {last.grad_norm})"
-            )
     clock.lap("update")
+    skipped = note_skipped(parts, number, updates, minibatches, groups, run.train.max_skipped)
     moved = {} if routes is None else routing_metrics(routes, learner.routes(minibatches[0]), learner.num_experts)
 
     engine.update_weights(learner.weights(), version=number + 1)
     clock.lap("sync")
 
     rows = sequences.join(sequences.of_groups(groups), [update.rows for update in updates])
-    row = {"step": number} | metrics.from_rows(rows) | update_metrics(updates) | moved
+    row = {"step": number} | metrics.from_rows(rows) | update_metrics(updates) | skipped | moved
     parts.count(groups, minibatches, clock.seconds)
     row |= parts.ledger.row() | clock.row()
     record.sequences(number, {"step": np.full(len(rows["row"]), number)} | rows, parts.sequence_metadata)
@@ -142,7 +136,9 @@ def require_agreement(learner: Learner, minibatches: list[Batch], engine: str) -
     if learner.old_logp == "sampler" or trainer is None:
         seen, trainer = minibatches[0], learner.logp(minibatches[0])
     precision = "bfloat16" if "bfloat16" in (engine, learner.precision) else "float32"
-    if seen.mask.any():
+    if not trainer[seen.mask].isfinite().all():
+        log.warning("log-probs of the trainer are not finite: nothing to compare the engine with, updates are skipped")
+    elif seen.mask.any():
         found = agreement.check(seen.sampler_logp[seen.mask], trainer[seen.mask], precision=precision)
         log.info("engine and trainer agree on %s", found)
         agreement.require(found, precision)

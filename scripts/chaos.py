@@ -4,9 +4,9 @@
 
 A kill falls at a random moment of the whole attempt, or a short random time after the attempt enters one of PHASES for
 the n-th time. Attempts are children forked from a process that has imported torch, so that one costs a second; each
-runs the `gspo-train` command itself. A run is killed up to five times and then finished; after every run the rows of
-metrics.jsonl and eval.jsonl, sequences/, samples/, the final weights, optimiser and generators must equal, to the bit and times
-aside, those of the run left alone, and the W&B directory must hold each row once under the run's first id.
+runs the `gspo-train` command itself. A run is killed up to five times and then finished; then the rows of metrics.jsonl
+and eval.jsonl, sequences/, samples of both, the final weights, optimiser and generators must equal, to the bit and
+times aside, those of the run left alone, and the W&B directory must hold each row once under the run's first id.
 Exit code 0 when they do.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import ctypes
 import json
 import os
 import random
@@ -31,7 +32,7 @@ from wandb_file import mirrored
 STEPS = 8
 TIMES = ("time/", "perf/", "compute/device_seconds")
 PHASES = {
-    "start": ("launch.py", "_train"),
+    "start": ("launch.py", "material"),
     "restore": ("parts.py", "Parts.restore"),
     "cut": ("run_dir.py", "RunDir.truncate"),
     "evaluate": ("train.py", "held_out"),
@@ -86,6 +87,7 @@ def _command(command: list[str], log: Path, phase: str | None, nth: int, writer:
     """The child: `gspo-train` with its output in `log`; a byte into `writer` at the moment that was asked for."""
     code = 70
     try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nothing outlives this script
         out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(out, 1)
         os.dup2(out, 2)
@@ -130,8 +132,8 @@ def contents(run: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     found: dict[str, Any] = {name: rows(run / name) for name in ("metrics.jsonl", "eval.jsonl")}
-    for path in sorted((run / "samples").iterdir()):
-        found[f"samples/{path.name}"] = path.read_bytes()
+    for path in (*(run / "samples").iterdir(), *(run / "eval_samples").iterdir()):
+        found[f"{path.parent.name}/{path.name}"] = path.read_bytes()
     for path in sorted((run / "sequences").iterdir()):
         table = pq.read_table(path)
         found[f"sequences/{path.name}"] = (repr(table.to_pydict()), table.schema.metadata, str(table.schema))
