@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,13 @@ def save(
     state: Mapping[str, Any],
     keep_last: int | None = None,
     protect: Collection[int] = (),
+    fill: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write `directory`/step_NNNNNN and then delete all but the newest `keep_last` (None or 0: none is deleted).
 
     `tensors` maps a file name to named tensors; tied tensors are stored once. `state` must survive JSON. Steps in
-    `protect` are never deleted, and nothing is before the new one is verified. A sound checkpoint of this step that is
+    `protect` are never deleted, and nothing is before the new one is verified. `fill` writes further files into the
+    directory it is given, which are sealed with the rest. A sound checkpoint of this step that is
     there already stands; a damaged one is replaced. Raises OSError with path and free space: earlier checkpoints are
     intact then, and no part of the new one is left.
     """
@@ -55,6 +57,8 @@ def save(
             shutil.rmtree(stale)
         if not path.exists() or damage(path):
             beside.mkdir()
+            if fill:
+                fill(beside)
             _write(beside, step, tensors, text)
             aside = directory / f".{path.name}.damaged.tmp"
             if path.exists():

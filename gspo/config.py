@@ -127,13 +127,15 @@ class RolloutSettings:
 @dataclass
 class TrainerSettings:
     devices: int | None = None
-    """Ranks of this node, for `gspo-plan`; `gspo-train` runs on one (null: the first CUDA device, or the CPU)."""
+    """Ranks of this node, which share the model (FSDP2); null: one for every CUDA device, or one on the CPU."""
     precision: str = "auto"
     """Compute: `float32`, `bfloat16` (with float32 master weights), or `auto` (bfloat16 on CUDA, else float32)."""
     micro_batch_tokens: int = MISSING
     """Padded tokens (prompt and response) of one forward pass."""
+    activation_checkpointing: bool | None = None
+    """Compute blocks again in the backward instead of keeping their activations; null: with several ranks."""
     threads: int = 1
-    """CPU threads of torch in this process."""
+    """CPU threads of torch in a rank."""
 
 
 @dataclass

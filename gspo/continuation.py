@@ -9,7 +9,18 @@ from gspo.config import Run
 from gspo.tracking import run_dir
 from gspo.tracking.record import redact
 
-MAY_CHANGE = ("resume", "debug", "run", "tracking", "checkpoint", "sweep", "plan", "rollout.check_every")
+MAY_CHANGE = (
+    "resume",
+    "debug",
+    "run",
+    "tracking",
+    "checkpoint",
+    "sweep",
+    "plan",
+    "rollout.check_every",
+    "trainer.devices",
+    "trainer.activation_checkpointing",
+)
 """Keys (or groups) that may differ between a run and its continuation; with a constant schedule `train.steps` too."""
 
 

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from gspo.rewards.structure import read
 from gspo.rewards.units import NONE
 from gspo.rollout import Engine
 from gspo.types import Group, Prompt, Reward, RewardFn, Rollout
+
+if TYPE_CHECKING:
+    from gspo.parallel import World
 
 SAMPLING_STEP = -1
 """Steps of training are 0 or more: no seed of an evaluation is one of training."""
@@ -139,22 +142,29 @@ def evaluate(
     *,
     seed: int,
     step: int = 0,
+    world: World | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Row, list[Row]]:
     """k samples to each prompt, judged: the row of eval.jsonl, and a record of each sample.
 
     A sample that is truncated, or that the verifier fails on, counts as wrong, and is counted. `step` is written into
-    the row; `progress` is told the samples done and their number. Raises ValueError without prompts or for ids that
-    are not unique.
+    the row; the ranks of `world` share the work and all get the result; `progress` is told the samples done and their
+    number. Raises ValueError without prompts or for ids that are not unique.
     """
+    from gspo import parallel
+
     prompts, reward, k = benchmark.prompts, benchmark.reward, benchmark.k
     if not prompts or len({prompt.id for prompt in prompts}) != len(prompts):
         raise ValueError(f"{len(prompts)} problems: at least one is needed, each with an id of its own")
+
+    def judged(some: list[Prompt]) -> list[Group]:
+        sampled = engine.generate(some, k, seed=seed, step=SAMPLING_STEP)
+        return score([Group(p, r) for p, r in zip(some, sampled, strict=True)], reward, max_failed=1.0)
+
     begun, groups, at_once = time.perf_counter(), [], max(1, CHUNK // k)
     for start in range(0, len(prompts), at_once):
         chunk = list(prompts[start : start + at_once])
-        sampled = engine.generate(chunk, k, seed=seed, step=SAMPLING_STEP)
-        groups += score([Group(p, r) for p, r in zip(chunk, sampled, strict=True)], reward, max_failed=1.0)
+        groups += parallel.spread(judged, chunk, world or parallel.World())
         if progress:
             progress(len(groups) * k, len(prompts) * k)
     samples = [_sample(group, g, reward) for group in groups for g in range(k)]

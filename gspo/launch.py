@@ -5,19 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo import continuation, data, evaluate, plan, preflight, pretrained, shape
+from gspo import continuation, data, evaluate, plan, preflight, pretrained, ranks, shape
 from gspo.binding import bind, target
 from gspo.config import Run
 from gspo.eval_config import EvalConfig
-from gspo.formula import algebra
 from gspo.tracking import run_dir, wandb_mirror
-from gspo.tracking.run_dir import Interrupted, RunDir
 
 
 def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
@@ -29,8 +26,29 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
     if ready.finished:
         print(f"{ready.directory}: finished earlier, skipped")
         return 0
-    announce(plain, ready.findings)
-    return _train(run, plain, overrides, ready)
+    if ranks.first():
+        announce(plain, ready.findings)
+    size, session = ranks.to_start(run.trainer.devices), target({"_target_": "gspo.session.session"}, "session")
+    try:
+        if size == 1:
+            return session(run, plain, overrides, ready)
+        return ranks.run(size, session, run, plain, overrides, ready)
+    except ranks.Stopped as error:
+        return 128 + error.number
+    except ranks.RankFailed as error:
+        if error.kind == "ValueError":
+            raise ValueError(str(error)) from error
+        if ready.directory.exists():
+            run_dir.bury(ready.directory, str(error))
+        reason = error
+    except RunFailed as error:
+        reason = error
+    print(f"gspo-train: {reason} (run directory {ready.directory})", file=sys.stderr)
+    return 1
+
+
+class RunFailed(RuntimeError):
+    """A run ended with an error after its directory was made; the message begins with the error's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +69,7 @@ def check(run: Run, plain: dict[str, Any], overrides: list[str]) -> Ready:
     Raises ValueError for it; a rollout engine that is not installed is replaced in `run` and `plain`.
     """
     findings = preflight.check(plain)
-    if (run.trainer.devices or 1) > 1:
-        raise ValueError(f"trainer.devices={run.trainer.devices}: gspo-train runs on one device (accepted: 1, null)")
+    ranks.to_start(run.trainer.devices)
     pretrained.check(run.model.path)
     data.check(run.data)
     bind(run.reward, "reward")
@@ -124,66 +141,6 @@ def material(run: Run) -> Material:
     benchmark = evaluate.settings_of(run.eval, run.reward)
     held_out = benchmark and evaluate.open_benchmark(benchmark, tokenizer, run.model, run.sampling)
     return Material(objective, model_dir, stream, tokenizer, benchmark, held_out)
-
-
-def _train(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready) -> int:
-    from gspo import parts as made
-    from gspo.tracking.summary import summarize
-    from gspo.tracking.wandb_mirror import Mirror
-    from gspo.train import train
-
-    read, directory = material(run), ready.directory
-    facts = {
-        "objective": algebra(run.algo.objective, read.objective.keywords),
-        "seed": run.seed,
-        "overrides": overrides,
-        "findings": [finding.text for finding in ready.findings],
-        "reward": readiness(run.reward) | (readiness(read.benchmark.reward) if read.benchmark else {}),
-        "device": made.device_name(),
-        "data": read.stream.fingerprints(),
-    }
-    print(f"objective: {facts['objective']}")
-    try:
-        record = run_dir.open_existing(directory) if ready.continued else run_dir.create(directory, plain, facts)
-    except OSError as error:
-        raise ValueError(f"run.dir={directory}: {error}") from error
-    try:
-        with record, Mirror(record, run.tracking, name=run.run.name) as mirror:
-            parts = made.assemble(run, read.model_dir, read.stream, read.tokenizer, mirror)
-            parts.held_out = read.held_out
-            try:
-                first = resume(parts, record, plain, facts) if ready.continued else 0
-                train(run, parts, record, first_step=first)
-            finally:
-                parts.engine.close()
-    except Interrupted as error:
-        print(f"gspo-train: interrupted: {error}; resume={directory} continues", file=sys.stderr)
-        return 130 if "SIGINT" in str(error) else 143
-    except KeyboardInterrupt:
-        return 130
-    except (RuntimeError, ValueError, OSError) as error:
-        if run.debug:
-            traceback.print_exc()
-        print(f"gspo-train: {type(error).__name__}: {error} (run directory {directory})", file=sys.stderr)
-        return 1
-    summarize(directory)
-    return 0
-
-
-def resume(parts: Any, record: RunDir, plain: dict[str, Any], facts: dict[str, Any]) -> int:
-    """Load the newest sound checkpoint and cut what the run wrote after it; a run without one starts over.
-
-    config.yaml and run.json say what the continuation is run with.
-    """
-    from gspo import checkpoint
-
-    path = checkpoint.latest(record.path / "checkpoints")
-    first = parts.restore(path) if path else 0
-    record.truncate(first)
-    record.configure(plain)
-    record.record["sessions"][-1]["from_step"] = first
-    record.update(from_step=first, **facts)
-    return first
 
 
 def in_child(work: Callable[[], int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -166,6 +166,22 @@ class Learner:
             return None
         probe = to(micro_batches(minibatch, self.micro_batch_tokens)[0], self.device)
         return routing_meter.expert_choices(self.model, probe.tokens, probe.lengths, precision=self.precision)
+
+    @property
+    def recomputes(self) -> bool:
+        """Are the blocks computed again in the backward (activation checkpointing)?"""
+        return bool(getattr(self.model, "is_gradient_checkpointing", False))
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor], optimizer: dict[str, Any]) -> None:
+        """Take whole weights by name and the whole state of AdamW, which every rank holds; a rank keeps its shard."""
+        named = dict(self.model.named_parameters())
+        for name, parameter in named.items():
+            parameter.copy_(parallel.cut_like(weights[name], parameter))
+        for index, parameter in enumerate(named.values()):
+            moments = optimizer["state"].get(index, {})
+            moments |= {key: parallel.cut_like(m, parameter) for key, m in moments.items() if m.ndim}
+        self.optimizer.load_state_dict(optimizer)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under its name in transformers' state dict, whole on every rank, one at a time."""

@@ -8,15 +8,18 @@ the parts of the sum are those of a single process, only added in another order.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from gspo.types import Batch
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,12 @@ def total(value: float, world: World) -> float:
     return float(sum(gather(value, world)))
 
 
+def spread(work: Callable[[list[T]], list[R]], items: Sequence[T], world: World) -> list[R]:
+    """`work(items)` where `work` gives a result for each item: rank r does every size-th item, all get all results."""
+    done = gather(work(list(items[world.rank :: world.size])), world)
+    return [done[i % world.size][i // world.size] for i in range(len(items))]
+
+
 def from_first(value: Any, world: World) -> Any:
     """Rank 0's `value`, on every rank."""
     if world.size == 1:
@@ -94,7 +103,7 @@ def sum_tensor(tensor: Tensor, world: World) -> Tensor:
     return tensor
 
 
-def shard(model: nn.Module, world: World, *, precision: str, checkpoint_activations: bool) -> nn.Module:
+def shard(model: nn.Module, world: World, *, precision: str) -> nn.Module:
     """FSDP2: every block and the rest sharded over all ranks; float32 masters, compute in `precision`.
 
     Gradients are averaged over ranks, so the loss is scaled by `world.size` (a divide factor of 1 needs PREMUL_SUM,
@@ -103,8 +112,6 @@ def shard(model: nn.Module, world: World, *, precision: str, checkpoint_activati
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    if checkpoint_activations:
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     if world.size == 1:
         return model
     mesh = init_device_mesh(torch.device(world.device).type, (world.size,))
@@ -119,6 +126,33 @@ def shard(model: nn.Module, world: World, *, precision: str, checkpoint_activati
 def full(tensor: Tensor) -> Tensor:
     """A sharded tensor whole again, on every rank (a collective); any other as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
+
+
+def cut_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor that every rank holds, sharded as `like` is; as it is when `like` is whole."""
+    if not hasattr(like, "full_tensor"):
+        return tensor.to(like.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    place: Any = like
+    return distribute_tensor(tensor.to(like.device), place.device_mesh, place.placements, src_data_rank=None)
+
+
+def load_first(model: nn.Module, whole: nn.Module | None, world: World) -> None:
+    """Give a sharded model that stands on the meta device its memory, and rank 0's parameters and buffers.
+
+    `whole` is the model on the CPU on rank 0, None on the others. Tensors travel one at a time.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    model.to_empty(device=world.device)
+    weights = {} if whole is None else whole.state_dict()
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    sent = {} if whole is None else dict(whole.named_buffers())
+    for name, buffer in model.named_buffers():  # those that no state dict holds too: rotary frequencies
+        if name in sent:
+            buffer.copy_(sent[name])
+        dist.broadcast(buffer, src=0)
 
 
 def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

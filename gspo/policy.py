@@ -43,16 +43,37 @@ def load(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    more = {} if experts_implementation is None else {"experts_implementation": experts_implementation}
     model = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=torch.float32, trust_remote_code=trust_remote_code, local_files_only=True, **more
+        model_dir,
+        dtype=torch.float32,
+        trust_remote_code=trust_remote_code,
+        local_files_only=True,
+        **_kernel(experts_implementation),
     )
+    return _plain(model).to(device)  # pyright: ignore
+
+
+def empty(model_dir: Path, *, experts_implementation: str | None) -> PreTrainedModel:
+    """The same model without memory (meta device), to be sharded before its weights come (`parallel.load_first`)."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, **_kernel(experts_implementation))
+    with torch.device("meta"):
+        return _plain(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+
+
+def _kernel(experts_implementation: str | None) -> dict[str, str]:
+    return {} if experts_implementation is None else {"experts_implementation": experts_implementation}
+
+
+def _plain(model: PreTrainedModel) -> PreTrainedModel:
+    """In train mode, checked, without cache or router loss."""
     check_head(model)
     check_dropout(model)
     model.config.use_cache = False
     if hasattr(model.config, "output_router_logits"):
         model.config.output_router_logits = False
-    return model.to(device).train()  # pyright: ignore
+    return model.train()
 
 
 def _head(model: PreTrainedModel) -> nn.Linear:

@@ -11,6 +11,8 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,6 +25,7 @@ from gspo.config import Run
 from gspo.evaluate import evaluate, require_judged
 from gspo.faults import TrainingStopped, note_skipped, require_finite
 from gspo.learner import Learner, Update
+from gspo.parallel import gather, spread
 from gspo.parts import Parts
 from gspo.rewards.score import score
 from gspo.rollout import agreement
@@ -36,46 +39,54 @@ from gspo.types import Batch, Group
 log = logging.getLogger(__name__)
 
 
-def train(run: Run, parts: Parts, record: RunDir, *, first_step: int = 0) -> None:
+def train(run: Run, parts: Parts, directory: Path, record: RunDir | None, *, first_step: int = 0) -> None:
     """Steps `first_step` to `run.train.steps`, each a row of metrics.jsonl; checkpoints on the way and at the end.
 
-    Raises TrainingStopped after `train.max_skipped` skipped updates in a row, Interrupted on SIGTERM or SIGINT,
+    `record` is the open run directory on rank 0 and None on the others, which do the same without writing. Raises
+    TrainingStopped after `train.max_skipped` skipped updates in a row, Interrupted on SIGTERM or SIGINT,
     WeightsOutOfSync when engine and trainer disagree, VerifierFailures when the judge fails too often.
     """
     parts.engine.update_weights(parts.learner.weights(), version=first_step)
-    with _signals() as asked, Display(run.train.steps, first_step) as display:
+    world = parts.learner.world
+    with _signals() as asked, Display(run.train.steps, first_step) if record else nullcontext() as display:
         for number in range(first_step, run.train.steps):
             if run.eval.every and number % run.eval.every == 0:
                 held_out(run, parts, record, number)
             row = step(run, parts, record, number, check=number == first_step)
-            display.update(row)
-            last = bool(parts.stop) or number + 1 == run.train.steps or bool(asked)
+            if display:
+                display.update(row)
+            signalled = max(gather(asked[0] if asked else 0, world))  # ranks hear a signal at different moments
+            last = bool(parts.stop) or number + 1 == run.train.steps or bool(signalled)
             if last or (run.checkpoint.every and (number + 1) % run.checkpoint.every == 0):
                 require_finite(parts, number)
-                record.sync()
-                parts.save(record.path / "checkpoints", number + 1, run.checkpoint.keep_last)
+                if record:
+                    record.sync()
+                parts.save(directory / "checkpoints", number + 1, run.checkpoint.keep_last)
             if parts.stop:
                 raise TrainingStopped(parts.stop)
-            if asked and number + 1 < run.train.steps:
-                raise Interrupted(f"{signal.Signals(asked[0]).name} after step {number}")
+            if signalled and number + 1 < run.train.steps:
+                raise Interrupted(f"{signal.Signals(signalled).name} after step {number}")
         if run.eval.every:
             held_out(run, parts, record, run.train.steps)
 
 
-def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) -> dict[str, Any]:
+def step(run: Run, parts: Parts, record: RunDir | None, number: int, *, check: bool) -> dict[str, Any]:
     """Roll out, judge, update, hand the weights back; returns the step's row of metrics.jsonl.
 
     `check` asks for the comparison of engine and trainer at a step that is not due for it; the row is the same.
     """
-    engine, learner, due = parts.engine, parts.learner, number % run.rollout.check_every == 0
+    engine, learner, world = parts.engine, parts.learner, parts.learner.world
+    due = number % run.rollout.check_every == 0
     clock = Clock()
 
     prompts = parts.stream.take(run.train.prompts_per_step, number)  # [P]
-    sampled = engine.generate(prompts, run.train.group_size, seed=run.seed, step=number)  # [P][G]
+    sampled = spread(
+        lambda some: engine.generate(some, run.train.group_size, seed=run.seed, step=number), prompts, world
+    )  # [P][G]
     groups = [Group(prompt, rollouts) for prompt, rollouts in zip(prompts, sampled, strict=True)]
     clock.lap("rollout")
 
-    groups = score(groups, parts.reward)
+    groups = spread(lambda some: score(some, parts.reward), groups, world)
     clock.lap("reward")
 
     adv = parts.advantage(reward_tensor(groups))  # [P, G], Eq. 6; [P, G, S] by step
@@ -100,14 +111,15 @@ def step(run: Run, parts: Parts, record: RunDir, number: int, *, check: bool) ->
     row = {"step": number} | metrics.from_rows(rows) | update_metrics(updates) | skipped | moved
     parts.count(groups, minibatches, clock.seconds)
     row |= parts.ledger.row() | clock.row()
-    record.sequences(number, {"step": np.full(len(rows["row"]), number)} | rows, parts.sequence_metadata)
-    record.samples(number, sample_rows(groups, run.tracking.samples))
-    record.metrics(row)
-    parts.mirror.log(row)
+    if record and parts.mirror:
+        record.sequences(number, {"step": np.full(len(rows["row"]), number)} | rows, parts.sequence_metadata)
+        record.samples(number, sample_rows(groups, run.tracking.samples))
+        record.metrics(row)
+        parts.mirror.log(row)
     return row
 
 
-def held_out(run: Run, parts: Parts, record: RunDir, number: int) -> None:
+def held_out(run: Run, parts: Parts, record: RunDir | None, number: int) -> None:
     """Evaluate the weights after `number` steps: a row and its samples; what training does next stays the same.
 
     The weights are sent once more afterwards, so that no prompt of the evaluation stays in an engine's cache. Raises
@@ -115,14 +127,15 @@ def held_out(run: Run, parts: Parts, record: RunDir, number: int) -> None:
     """
     assert parts.held_out is not None
     begun, prompts, k = time.perf_counter(), parts.held_out.prompts, parts.held_out.k
-    row, samples = evaluate(parts.engine, parts.held_out, seed=run.seed, step=number)
+    row, samples = evaluate(parts.engine, parts.held_out, seed=run.seed, step=number, world=parts.learner.world)
     parts.engine.update_weights(parts.learner.weights(), version=number)
     lengths = [[sample["length"] for sample in samples[i * k : i * k + k]] for i in range(len(prompts))]
     sizes = [len(prompt.token_ids) for prompt in prompts]
     block = parts.engine.prefix_block
     parts.ledger.add_rollout(sizes, lengths, time.perf_counter() - begun, shared_prefix=True, block=block, phase="eval")
-    record.eval(row, samples)
-    parts.mirror.log(row)
+    if record and parts.mirror:
+        record.eval(row, samples)
+        parts.mirror.log(row)
     require_judged(row)
 
 
@@ -193,12 +206,20 @@ class Clock:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGINT are noted in the list, and the step is finished; a second one stops at once."""
+    """SIGTERM and SIGINT are noted in the list, and the step is finished; a second one stops at once.
+
+    Within a second they are one: a terminal and a launcher both send Ctrl-C to a rank.
+    """
     asked: list[int] = []
+    begun = 0.0
 
     def note(number: int, frame: FrameType | None) -> None:
-        if asked:
+        nonlocal begun
+        if asked and time.monotonic() - begun > 1:
             raise KeyboardInterrupt
+        if asked:
+            return
+        begun = time.monotonic()
         asked.append(number)
         log.warning("%s: finishing the step; once more stops at once", signal.Signals(number).name)
 

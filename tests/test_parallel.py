@@ -46,7 +46,7 @@ def rank(number, size, port, kind, objective, path):
                    "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}  # fmt: skip
     torch.set_num_threads(1)
     world = parallel.join()
-    model = parallel.shard(load(path, kind), world, precision="float32", checkpoint_activations=number < 0)
+    model = parallel.shard(load(path, kind), world, precision="float32")
     out = three_updates(model, objective, world)
     if world.first:
         torch.save(out, path / "rank0.pt")

@@ -1,0 +1,96 @@
+"""One session of a run in this process, which may be one rank of several: make, train, say how it ended."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from gspo import checkpoint, parallel
+from gspo import parts as made
+from gspo.config import Run
+from gspo.formula import algebra
+from gspo.launch import Ready, RunFailed, material, readiness
+from gspo.parallel import World
+from gspo.parts import Parts
+from gspo.tracking import run_dir
+from gspo.tracking.run_dir import Interrupted, RunDir
+from gspo.tracking.summary import summarize
+from gspo.tracking.wandb_mirror import Mirror
+from gspo.train import train
+
+
+def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready) -> int:
+    """Train; the exit code: 0, or that of the signal which interrupted the run.
+
+    Raises ValueError before anything is created, RunFailed afterwards.
+    """
+    world = parallel.join()
+    read = material(run)
+    facts = {
+        "objective": algebra(run.algo.objective, read.objective.keywords),
+        "seed": run.seed,
+        "overrides": overrides,
+        "findings": [finding.text for finding in ready.findings],
+        "reward": readiness(run.reward) | (readiness(read.benchmark.reward) if read.benchmark else {}),
+        "device": made.device_name(),
+        "ranks": world.size,
+        "data": read.stream.fingerprints(),
+    }
+    record = open_record(ready, plain, facts) if world.first else None
+    try:
+        with ExitStack() as stack:
+            mirror = None
+            if record:
+                print(f"objective: {facts['objective']}")
+                stack.enter_context(record)
+                mirror = stack.enter_context(Mirror(record, run.tracking, name=run.run.name))
+            parts = made.assemble(run, read.model_dir, read.stream, read.tokenizer, mirror, world)
+            parts.held_out = read.held_out
+            try:
+                first = resume(parts, ready.directory, record, plain, facts) if ready.continued else 0
+                train(run, parts, ready.directory, record, first_step=first)
+                parallel.gather(None, world)  # an engine that closes may take the process group with it
+            finally:
+                parts.engine.close()
+    except Interrupted as error:
+        if world.first:
+            print(f"gspo-train: interrupted: {error}; resume={ready.directory} continues", file=sys.stderr)
+        return 130 if "SIGINT" in str(error) else 143
+    except KeyboardInterrupt:
+        return 130
+    except (RuntimeError, ValueError, OSError) as error:
+        if run.debug:
+            traceback.print_exc()
+        raise RunFailed(f"{type(error).__name__}: {error}") from error
+    if world.first:
+        summarize(ready.directory)
+    return 0
+
+
+def open_record(ready: Ready, plain: dict[str, Any], facts: dict[str, Any]) -> RunDir:
+    """The run directory, made or opened. Raises ValueError where that is not possible."""
+    try:
+        return (
+            run_dir.open_existing(ready.directory) if ready.continued else run_dir.create(ready.directory, plain, facts)
+        )
+    except OSError as error:
+        raise ValueError(f"run.dir={ready.directory}: {error}") from error
+
+
+def resume(parts: Parts, directory: Path, record: RunDir | None, plain: dict[str, Any], facts: dict[str, Any]) -> int:
+    """Load the newest sound checkpoint and cut what the run wrote after it; a run without one starts over.
+
+    config.yaml and run.json say what the continuation is run with. All ranks take the checkpoint that rank 0 found.
+    """
+    world: World = parts.learner.world
+    path = parallel.from_first(checkpoint.latest(directory / "checkpoints") if world.first else None, world)
+    first = parts.restore(path) if path else 0
+    if record:
+        record.truncate(first)
+        record.configure(plain)
+        record.record["sessions"][-1]["from_step"] = first
+        record.update(from_step=first, **facts)
+    return first
