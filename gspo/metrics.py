@@ -80,12 +80,13 @@ def token_std(rows: Rows) -> float:
 
 
 def groups_without_spread(rows: Rows) -> float:
-    """Groups whose rewards (failed verifiers aside) have max = min, or fewer than two."""
+    """Groups whose rewards, those of steps where they come by step, have max = min (failed verifiers aside), or of
+    fewer than two responses."""
     number = 0
     for group in np.unique(rows["group"]):
-        rewards = rows["reward"][rows["group"] == group]
-        rewards = rewards[~np.isnan(rewards)]
-        number += len(rewards) < 2 or rewards.max() == rewards.min()
+        judged = (rows["group"] == group) & ~np.isnan(rows["reward"])
+        low, high = rows["reward_low"][judged], rows["reward_high"][judged]
+        number += len(low) < 2 or low.min() == high.max()
     return float(number)
 
 

@@ -1,7 +1,7 @@
 """One row for every (response, update): what `sequences/` stores and what every metric of responses is summed from.
 
-The row holds enough to answer later, without a forward pass, what any other sequence-level range (from log_s and adv,
-exactly) or any token-level range on EPS_GRID would have clipped of the same update.
+The row holds enough to answer later, without a forward pass, what any other sequence-level range (from log_s and the
+signs of the advantages, exactly) or any token-level range on EPS_GRID would have clipped of the same update.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from gspo.algorithms.objectives import Objective, per_token
 from gspo.algorithms.ratios import GUARD, log_ratio, log_sequence_ratio
 from gspo.metrics import Rows
-from gspo.types import Batch, Group
+from gspo.types import Batch, Group, Reward
 
 EPS_GRID = (0.5, 0.3, 0.28, 0.27, 0.2, 0.1, 0.05, 0.02, 0.01, 3e-3, 1e-3, 4e-4, 3e-4, 1e-4)
 """Token-level ranges at which `w_above` and `w_below` count."""
@@ -33,10 +33,17 @@ def of_groups(groups: Sequence[Group]) -> Rows:
         "truncated": np.array([g.finish == "length" for _, g, _ in each]),
         "empty": np.array([len(g.token_ids) - (g.finish == "stop") <= 0 for _, g, _ in each]),
         "reward": np.array([reward.value for reward in rewards], dtype=np.float64),
+        "reward_low": np.array([min(_of_steps(reward)) for reward in rewards], dtype=np.float64),
+        "reward_high": np.array([max(_of_steps(reward)) for reward in rewards], dtype=np.float64),
     }
     for part in sorted({name for reward in rewards for name in reward.parts}):
         columns[f"part_{part}"] = np.array([reward.parts.get(part, np.nan) for reward in rewards], dtype=np.float64)
     return columns
+
+
+def _of_steps(reward: Reward) -> list[float]:
+    """The rewards of a response: of its steps, or the one it has."""
+    return [reward.value] if reward.steps is None else [value for _, value in reward.steps]
 
 
 @torch.no_grad()
@@ -71,6 +78,7 @@ def of_update(
         "length": length,
         "adv": (adv.masked_fill(~mask, 0.0).sum(-1) / length.clamp(min=1)) if micro.adv.ndim == 2 else micro.adv,
         "adv_tokens": has_adv.sum(-1),
+        "adv_positive": ((adv > 0) & mask).sum(-1),
         "log_s": log_s,
         "log_w_sum": log_w.sum(-1),
         "log_w_sq_sum": log_w.square().sum(-1),

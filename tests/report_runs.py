@@ -96,16 +96,20 @@ def write_sweep(root: Path, finals: dict[str, float], seeds: int, *, steps: int 
 
 
 def write_sequences(
-    run: Path, algo: str, step: int, rng: np.random.Generator, *, sigma: float, rows: int = 256, exponent: float = -0.5
-) -> dict[str, Any]:
+    run: Path, algo: str, step: int, rng: np.random.Generator, *, sigma: float, rows: int = 256, exponent: float = -0.5,
+    by_step: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """sequences/step_NNNNNN.parquet: token log-ratios are normal with std `sigma` after the first of 4 mini-batches.
 
-    log s_i has std sigma * |y|^exponent (-1/2: independent tokens). Returns the columns and the token ratios `w`.
+    log s_i has std sigma * |y|^exponent (-1/2: independent tokens). `by_step`: the advantage changes along a response.
+    Returns the columns, the token ratios `w` and the token advantages `advs`.
     """
     low, high, level = CLIPS[algo]
     length = np.exp(rng.uniform(np.log(8), np.log(256), rows)).astype(int)
     minibatch = np.arange(rows) // (rows // 4)
     adv = rng.choice([-1.0, 0.0, 1.0], rows, p=[0.4, 0.2, 0.4])
+    advs = [rng.choice([-1.0, 0.0, 1.0], n) if by_step else np.full(n, a) for n, a in zip(length, adv, strict=True)]
+    adv = np.array([a.mean() for a in advs])
     ws = []
     for n, k in zip(length, minibatch, strict=True):
         noise = rng.normal(0, sigma, n)
@@ -114,16 +118,23 @@ def write_sequences(
     log_s = np.array([np.log(w).mean() for w in ws])
     above = np.array([[int((w > 1 + e).sum()) for e in EPS_GRID] for w in ws], dtype=np.int32)
     below = np.array([[int((w < 1 - e).sum()) for e in EPS_GRID] for w in ws], dtype=np.int32)
-    up, down = above * (adv > 0)[:, None], below * (adv < 0)[:, None]
+    up, down = (
+        np.array(
+            [[int((inside(w, e) & (sign * a > 0)).sum()) for e in EPS_GRID] for w, a in zip(ws, advs, strict=True)]
+        )
+        for sign, inside in ((1, lambda w, e: w > 1 + e), (-1, lambda w, e: w < 1 - e))
+    )  # fmt: skip
+    positive, negative = (np.array([int((sign * a > 0).sum()) for a in advs]) for sign in (1, -1))
     if level == "token":
         h, lo = EPS_GRID.index(high), EPS_GRID.index(low)
         binding, outside = up[:, h] + down[:, lo], above[:, h] + below[:, lo]
     else:
         hi, under = np.exp(log_s) > 1 + high, np.exp(log_s) < 1 - low
-        binding, outside = length * ((hi & (adv > 0)) | (under & (adv < 0))), length * (hi | under)
+        binding, outside = positive * hi + negative * under, length * (hi | under)
     columns = {
         "step": np.full(rows, step), "minibatch": minibatch, "prompt_id": [f"p{i // 8}" for i in range(rows)],
         "sample": np.arange(rows) % 8, "length": length, "truncated": np.zeros(rows, bool), "adv": adv,
+        "adv_tokens": positive + negative, "adv_positive": positive,
         "reward": (adv > 0).astype(float), "log_s": log_s,
         "max_abs_log_w": np.array([abs(np.log(w)).max() for w in ws]),
         "tokens_outside": outside, "tokens_binding": binding,
@@ -134,4 +145,4 @@ def write_sequences(
     folder = run / "sequences"
     folder.mkdir(exist_ok=True)
     pq.write_table(table.replace_schema_metadata(meta), folder / f"step_{step:06d}.parquet")
-    return columns | {"w": ws}
+    return columns | {"w": ws, "advs": advs}

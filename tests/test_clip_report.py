@@ -13,11 +13,13 @@ from gspo.report import clip, lengths, main
 from gspo.report.collect import read_run
 
 
-def made(root: Path, algo: str, seed: int, *, steps: int = 4, sigma: float = 0.1, exponent: float = -0.5):
+def made(
+    root: Path, algo: str, seed: int, *, steps: int = 4, sigma: float = 0.1, exponent: float = -0.5, by_step=False
+):
     """A run with sequences/ of `steps` steps, and the columns that were written."""
     path = write_run(root, algo, seed, np.full(60, 0.5), overrides=[f"algo={algo}", f"seed={seed}"])
     rng = np.random.default_rng([seed, len(algo)])
-    parts = [write_sequences(path, algo, s, rng, sigma=sigma, exponent=exponent) for s in range(steps)]
+    parts = [write_sequences(path, algo, s, rng, sigma=sigma, exponent=exponent, by_step=by_step) for s in range(steps)]
     return read_run(path, root), parts
 
 
@@ -26,13 +28,13 @@ def brute(parts, low: float, high: float, level: str) -> dict[str, float]:
     tokens = bound = out = given_tokens = responses = given = 0
     seq_bound = seq_out = 0.0
     for part in parts:
-        for w, a in zip(part["w"], part["adv"], strict=True):
+        for w, a in zip(part["w"], part["advs"], strict=True):
             ratio = np.full(len(w), np.exp(np.log(w).mean())) if level == "sequence" else w
             b = ((a > 0) & (ratio > 1 + high)) | ((a < 0) & (ratio < 1 - low))
             o = (ratio > 1 + high) | (ratio < 1 - low)
             tokens, bound, out = tokens + len(w), bound + b.sum(), out + o.sum()
             responses, seq_bound, seq_out = responses + 1, seq_bound + b.mean(), seq_out + o.mean()
-            given_tokens, given = given_tokens + len(w) * (a != 0), given + (a != 0)
+            given_tokens, given = given_tokens + len(w) * (a != 0).any(), given + (a != 0).any()
     return {
         "token_binding": bound / tokens,
         "token_outside": out / tokens,
@@ -53,13 +55,15 @@ def brute(parts, low: float, high: float, level: str) -> dict[str, float]:
         (3e-4, 4e-4, "token"),
     ],
 )
-@pytest.mark.parametrize("algo", ["grpo", "gspo"])
-def test_any_range_of_the_same_updates(tmp_path, algo, low, high, level):
-    """The counterfactual is what the range would have clipped, token by token, whichever algorithm made the updates.
+@pytest.mark.parametrize(("algo", "by_step"), [("grpo", False), ("gspo", False), ("grpo", True), ("gspo", True)])
+def test_any_range_of_the_same_updates(tmp_path, algo, by_step, low, high, level):
+    """The counterfactual is what the range would have clipped, token by token, whichever algorithm made the updates,
+    with one advantage a response or one a token.
 
-    Swapped sides, a forgotten A = 0 in the denominator, or a mean of means instead of sums over steps would differ.
+    Swapped sides, a forgotten A = 0 in the denominator, a mean of means instead of sums over steps, or the sign of a
+    response's mean advantage for that of its tokens would differ.
     """
-    run, parts = made(tmp_path, algo, 0)
+    run, parts = made(tmp_path, algo, 0, by_step=by_step)
     rows = clip.load(run)
     found = clip.at(rows, low, high, level)
     for name, value in brute(parts, low, high, level).items():

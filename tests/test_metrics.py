@@ -150,7 +150,7 @@ def test_rewards_and_groups():
     """Zero spread is counted group by group from max - min; a failed verifier is no reward of 0."""
     batch, logp = make([5, 5, 5, 5], [0.0] * 4, ADV)
     update = table(gspo, batch, logp, GSPO)
-    names = ("prompt_id", "group", "sample", "sampled", "truncated", "empty", "reward", "part_correct")
+    names = responses([5, 5, 5, 5])
     columns = {name: column for name, column in update.items() if name not in names}
     judged = responses([5, 5, 5, 5], [0.7, 0.7, 1.0, math.nan])
     row = metrics.from_rows(judged | columns)
@@ -158,6 +158,19 @@ def test_rewards_and_groups():
     assert row["reward/verifier_failed"] == 0.25
     assert row["reward/mean"] == pytest.approx(0.8)
     assert row["reward/correct"] == pytest.approx(0.8)
+
+
+def test_spread_of_steps():
+    """Two responses of the same mean, right and wrong at other steps, have something to learn from; all right has not.
+
+    By hand: the spread is over the steps, not over the responses' values.
+    """
+    steps = [[(1, 1.0), (2, 0.0)], [(1, 0.0), (2, 1.0)], [(1, 1.0)], [(1, 1.0), (2, 1.0)]]
+    rollout = Rollout(np.arange(2), np.ones(2, bool), np.zeros(2, np.float32), "stop", 0)
+    rewards = [Reward(sum(v for _, v in one) / len(one), steps=one) for one in steps]
+    prompt = Prompt("q", "", (1,), "1", "test")
+    rows = sequences.of_groups([Group(prompt, [rollout] * 2, rewards[i : i + 2]) for i in (0, 2)])
+    assert metrics.groups_without_spread(rows) == 1
 
 
 def test_counts_on_the_grid_are_the_objective_s_own():

@@ -1,8 +1,9 @@
 """What another range would have clipped of the very same updates, from the rows of sequences/ and nothing else.
 
-A sequence-level range is exact, from log s_i and A_i; a token-level one is known on the stored grid of eps. The first
-mini-batch counts (nothing is clipped there) as do responses with A = 0. Another range would have changed the later
-mini-batches of a step and all later steps: these numbers compare ranges on one trajectory, not two trajectories.
+A sequence-level range is exact, from log s_i and the tokens with A_it > 0 and < 0 (all or none of a response, but for
+rewards by step); a token-level one is known on the stored grid of eps. The first mini-batch counts (nothing is clipped
+there) as do responses with A = 0. Another range would have changed the later mini-batches of a step and all later
+steps: these numbers compare ranges on one trajectory, not two trajectories.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ PAPER = ((0.2, 0.27, "token", "GRPO's range on w"), (3e-4, 4e-4, "sequence", "GS
 COUNTS = ("w_above", "w_below", "w_above_bound", "w_below_bound")
 PLAIN = ("minibatch", "length", "adv", "reward", "log_s", "max_abs_log_w", "tokens_outside", "tokens_binding",
          "truncated")  # fmt: skip
+
+
+SIGNS = ("adv_tokens", "adv_positive")
+"""Tokens with A != 0, and with A > 0; where a file has none, all tokens of a response have the sign of its `adv`."""
 
 
 @dataclass(slots=True)
@@ -129,28 +134,31 @@ def _read(path: Path, names: Sequence[str]) -> tuple[dict[str, npt.NDArray[Any]]
         lacking = [name for name in names if name not in held]
         if lacking:
             raise ValueError(f"{path.parent.name}/{path.name} has no column {lacking[0]}; it has {held}")
-        table = file.read(columns=list(names), use_threads=False)
+        chosen = [*names, *(name for name in SIGNS if name in held)]
+        table = file.read(columns=chosen, use_threads=False)
     except (OSError, pa.ArrowInvalid) as error:
         raise ValueError(f"{path.parent.name}/{path.name}: {error}") from error
     columns: dict[str, npt.NDArray[Any]] = {}
-    for name in names:
+    for name in chosen:
         column = table.column(name).combine_chunks()
         if name in COUNTS:
             flat = column.flatten().to_numpy(zero_copy_only=False)
             columns[name] = flat.reshape(table.num_rows, -1) if table.num_rows else np.zeros((0, 0))
         else:
             columns[name] = column.to_numpy(zero_copy_only=False)
+    length, adv = columns["length"], columns["adv"]
+    columns = {"adv_tokens": length * (adv != 0), "adv_positive": length * (adv > 0)} | columns
     columns["step"] = np.full(table.num_rows, int(path.stem.removeprefix("step_")))
     return columns, dict(table.schema.metadata or {})
 
 
 def at_sequence(rows: Updates, low: float | None, high: float | None) -> Clipped:
     """Clip fractions of the same updates with a range on s_i: exact."""
-    s_minus_1, adv, length = np.expm1(rows.columns["log_s"]), rows.columns["adv"], rows.columns["length"]
+    s_minus_1, length = np.expm1(rows.columns["log_s"]), rows.columns["length"]
+    positive, negative = rows.columns["adv_positive"], rows.columns["adv_tokens"] - rows.columns["adv_positive"]
     above = s_minus_1 > high if high is not None else np.zeros(rows.n, dtype=bool)
     below = s_minus_1 < -low if low is not None else np.zeros(rows.n, dtype=bool)
-    trained = length > 0
-    return _clipped(rows, length * ((above & (adv > 0)) | (below & (adv < 0))) * trained, length * (above | below))
+    return _clipped(rows, positive * above + negative * below, length * (above | below))
 
 
 def at_token(rows: Updates, low: float | None, high: float | None) -> Clipped:
@@ -188,7 +196,7 @@ def _on_grid(rows: Updates, eps: float | None) -> int | None:
 def _clipped(rows: Updates, bound: npt.NDArray[Any], out: npt.NDArray[Any]) -> Clipped:
     """Fractions from tokens bound and outside per row; a row counts in `seq_*` by the share of its own tokens."""
     length = rows.columns["length"]
-    given = (rows.columns["adv"] != 0) & (length > 0)
+    given = rows.columns["adv_tokens"] > 0
     _, place = np.unique(rows.columns["step"], return_inverse=True)
 
     def by_step(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
