@@ -63,7 +63,7 @@ def sft() -> None:
 
 
 def plan() -> None:
-    """`gspo-plan`: what a run of the same overrides would need; exit code 2 when it could not start."""
+    """`gspo-plan`: what a run, or a sweep, of the same overrides would need; exit code 2 when it could not start."""
     refused: list[bool] = []
 
     def job(config: DictConfig) -> None:
@@ -71,10 +71,19 @@ def plan() -> None:
         from gspo.plan import render
 
         found = made(to_plain(config))
-        print(render(found))
+        say(render(found))
         refused.append(any(finding.level == "error" for finding in found.findings))
 
-    app("train", job)
+    def jobs(hydra_main: Callable[[], None]) -> bool:
+        from gspo.sweep import price
+
+        found = price.price(sys.argv[1:])
+        if found is not None:
+            say(price.render(found))
+            refused.append(any(finding.level == "error" for finding in found.findings))
+        return found is not None
+
+    app("train", job, many=jobs)
     sys.exit(USER_ERROR if any(refused) else 0)
 
 
@@ -146,6 +155,14 @@ def report() -> None:
     sys.exit(main(sys.argv[1:]))
 
 
+def say(text: str) -> None:
+    """Print; a reader that goes away (`| head`) ends the output, not the command."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def app(
     config_name: str, job: Callable[[DictConfig], None], *, many: Callable[[Callable[[], None]], bool] | None = None
 ) -> None:
@@ -158,7 +175,7 @@ def app(
     eval_config.register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors on instead of printing and exiting with 1
     if {"--help", "-h"} & set(sys.argv[1:]):
-        print(help_text(os.path.basename(sys.argv[0]), config_name))
+        say(help_text(os.path.basename(sys.argv[0]), config_name))
         return
     raised: list[Exception] = []
 

@@ -35,6 +35,8 @@ class Sweep:
     """Composed configurations, Hydra's own node included."""
     at_once: int
     """How many run at the same time."""
+    repeats: int
+    """Jobs that each of `configs` stands for: more than one when axes were dropped."""
     local: bool
     """False: another launcher (Slurm, Ray) was asked for, which starts them itself."""
 
@@ -45,13 +47,21 @@ def expand(config_name: str, arguments: Sequence[str], *, drop: Sequence[str] = 
     Axes named in `drop` are left out. Raises Hydra's errors for what does not compose.
     """
     args = get_args_parser().parse_args(list(arguments))
-    if args.help or args.hydra_help or args.cfg or args.info is not None or args.shell_completion or args.run:
+    if (
+        args.help
+        or args.hydra_help
+        or args.cfg
+        or args.experimental_rerun
+        or args.info is not None
+        or args.shell_completion
+        or args.run
+    ):
         return None
     with _hydra(args.config_dir) as hydra:
         master = _master(hydra, args.config_name or config_name, args.overrides, asked=args.multirun)
         if master is None or master.hydra.sweeper._target_ != BasicSweeperConf._target_:
             return None
-        jobs = _jobs(hydra, master, drop)
+        jobs, repeats = _jobs(hydra, master, drop)
         configs = [hydra.config_loader.load_sweep_config(master, job) for job in jobs]
         launcher = master.hydra.launcher
         return Sweep(
@@ -59,6 +69,7 @@ def expand(config_name: str, arguments: Sequence[str], *, drop: Sequence[str] = 
             name=master.sweep.name,
             configs=configs,
             at_once=launcher.get("n_jobs") or master.sweep.get("workers") or 1,
+            repeats=repeats,
             local=launcher._target_ == BasicLauncherConf._target_,
         )
 
@@ -78,13 +89,17 @@ def _master(hydra: Hydra, config_name: str, overrides: list[str], *, asked: bool
     return compose() if mode == RunMode.MULTIRUN else None
 
 
-def _jobs(hydra: Hydra, master: Any, drop: Sequence[str]) -> list[list[str]]:
-    """The overrides of each job: the product of the swept values, as Hydra's basic sweeper orders it."""
+def _jobs(hydra: Hydra, master: Any, drop: Sequence[str]) -> tuple[list[list[str]], int]:
+    """The overrides of each job, without the axes in `drop`, and how many jobs each of them stands for.
+
+    The product of the swept values, as Hydra's basic sweeper orders it.
+    """
     params = master.hydra.sweeper.params or {}
     words = [*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task]
     parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(words)
     kept = [override for override in parsed if override.get_key_element() not in drop]
-    return BasicSweeper.split_arguments(kept, None)[0]
+    jobs = BasicSweeper.split_arguments(kept, None)[0]
+    return jobs, len(BasicSweeper.split_arguments(parsed, None)[0]) // len(jobs)
 
 
 @contextmanager
