@@ -362,19 +362,22 @@ def test_code_sets_of_the_staged_folder_are_read():
 
 
 def test_missing_data_says_what_to_do(tmp_path, monkeypatch):
-    """No file: with GSPO_DATA the folder that was looked in; without it and without a network, both ways out."""
+    """No file: with GSPO_DATA the folder that was looked in; without it and without a network (told, or found out at
+    once and in silence), both ways out."""
     monkeypatch.setenv("GSPO_DATA", str(tmp_path))
     with pytest.raises(ValueError, match=f"no file {tmp_path}/math_train.jsonl.gz.*unset GSPO_DATA"):
         check(conf("math"))
     code = f"from gspo.data import check; check({conf('gsm8k')!r})"
     environment = {k: v for k, v in os.environ.items() if k != "GSPO_DATA"}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(
-        "ValueError: data.path=gsm8k_train.jsonl.gz: no such file, and openai/gsm8k is not to be had"
-    )
-    assert "set GSPO_DATA" in last
+    for more in ({"HF_HUB_OFFLINE": "1"}, {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}):
+        full = environment | {"HF_HOME": str(tmp_path), **more}
+        done = subprocess.run([sys.executable, "-c", code], env=full, cwd=tmp_path, capture_output=True, text=True)
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith(
+            "ValueError: data.path=gsm8k_train.jsonl.gz: no such file, and openai/gsm8k is not to be had"
+        )
+        assert "set GSPO_DATA" in last
+        assert "Retry" not in done.stderr
 
 
 def test_checks_need_no_torch():

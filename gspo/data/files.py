@@ -7,6 +7,9 @@ import json
 import logging
 import math
 import os
+import ssl
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +20,8 @@ from gspo.data.source import Row, Source
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+PROBE = 5.0
+"""Seconds that the hub has to answer."""
 TESTS = {"stdin": {"input": str, "output": str}, "call": {"fn": str, "args": list}, "assert": {"code": str}}
 """Kinds of tests of a code row, and the fields each must have."""
 
@@ -133,8 +138,12 @@ def _read_parquet(file: Path) -> Records:
 
 def _from_hub(path: str, hub: str, config: str | None, split: str) -> list[dict[str, Any]]:
     """The rows of a hub data set. Raises ValueError, naming the other ways to the data, when it cannot be had."""
+    from datasets import config as settings
     from datasets import load_dataset
+    from huggingface_hub import constants
 
+    if not _answers(constants.ENDPOINT):  # what is cached is then used at once; else the client tries for half a minute
+        settings.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         return load_dataset(hub, config, split=split).to_list()  # pyright: ignore
     except (OSError, ValueError, RuntimeError) as error:
@@ -143,6 +152,19 @@ def _from_hub(path: str, hub: str, config: str | None, split: str) -> list[dict[
             f"data.path={path}: no such file, and {hub} is not to be had from the hub ({reason}); set GSPO_DATA to the "
             f"folder that holds {path}, or data.path to an absolute path"
         ) from error
+
+
+def _answers(url: str) -> bool:
+    """Whether anything answers at `url` within some seconds, through the proxies of the environment."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PROBE).close()
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # the client has certificates of its own
+    except OSError:
+        return False
+    return True
 
 
 def _field(record: dict[str, Any], names: list[str], at: str) -> tuple[str, Any]:
