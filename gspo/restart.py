@@ -37,13 +37,9 @@ class Restarting:
     def __init__(self, start: Callable[[], Engine], world: World):
         self._start, self._world, self._version = start, world, 0
         self._engine = start()
+        self.prefix_block = self._engine.prefix_block
         self.weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
         """What a new engine is given: the trainer's weights. None: it keeps those it starts with."""
-
-    @property
-    def prefix_block(self) -> int:
-        """See `Engine.prefix_block`."""
-        return self._engine.prefix_block
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, *, seed: int, step: int) -> list[list[Rollout]]:
         """See `Engine.generate`. Raises EngineFailed at the second failure, on every rank."""

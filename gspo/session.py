@@ -11,8 +11,10 @@ from typing import Any
 from gspo import checkpoint, parallel
 from gspo import parts as made
 from gspo.config import Run
+from gspo.faults import stoppable
 from gspo.formula import algebra
 from gspo.launch import Ready, RunFailed, material, readiness
+from gspo.messages import memory_explained
 from gspo.parallel import World
 from gspo.parts import Parts
 from gspo.tracking import run_dir
@@ -47,6 +49,8 @@ def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready)
                 print(f"objective: {facts['objective']}")
                 stack.enter_context(record)
                 mirror = stack.enter_context(Mirror(record, run.tracking, name=run.run.name))
+            stack.enter_context(memory_explained())
+            stack.enter_context(stoppable())
             parts = made.assemble(run, read.model_dir, read.stream, read.tokenizer, mirror, world)
             parts.held_out = read.held_out
             try:
@@ -59,8 +63,10 @@ def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready)
         if world.first:
             print(f"gspo-train: interrupted: {error}; resume={ready.directory} continues", file=sys.stderr)
         return 130 if "SIGINT" in str(error) else 143
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as error:
+        if world.first:
+            print(f"gspo-train: stopped at once; resume={ready.directory} continues", file=sys.stderr)
+        return 143 if "SIGTERM" in str(error) else 130
     except (RuntimeError, ValueError, OSError) as error:
         if run.debug:
             traceback.print_exc()

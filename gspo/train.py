@@ -216,7 +216,7 @@ def _signals() -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal begun
         if asked and time.monotonic() - begun > 1:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(signal.Signals(number).name)
         if asked:
             return
         begun = time.monotonic()
