@@ -91,6 +91,7 @@ def check(config: SftConfig) -> None:
     sft = config.sft
     for key, value, low, high in (
         ("sft.target_pass_rate", sft.target_pass_rate, 0, 1),
+        ("sft.least_pass_rate", sft.least_pass_rate, 0, sft.target_pass_rate),
         ("sft.least_mixed", sft.least_mixed, 0, 1),
         ("sft.level_accuracy", sft.level_accuracy, 0, 1),
         ("sft.first_terms", sft.first_terms, 2, config.data["max_terms"]),
@@ -152,20 +153,23 @@ def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Sf
             level, accuracy = level + 1, 0.0
             own, any_length = level_sources(config, level, seed)
     raise PassRateNotReached(
-        f"sft.max_updates={sft.max_updates}: the pass rate is not down to sft.target_pass_rate={sft.target_pass_rate} "
-        f"with sft.least_mixed={sft.least_mixed} of the groups mixed"
+        f"sft.max_updates={sft.max_updates}: the pass rate did not settle between sft.least_pass_rate="
+        f"{sft.least_pass_rate} and sft.target_pass_rate={sft.target_pass_rate} with sft.least_mixed={sft.least_mixed} "
+        f"of the groups mixed"
     )
 
 
 def fit_to_start(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: SftConfig, first: int, display: Display
 ) -> bool:
-    """The pass rate is at most the target and enough groups are mixed, on a few prompts, then on those of a record."""
+    """The pass rate lies from the least to the target and enough groups are mixed: on a few prompts, then on those of a
+    record."""
     probe = chains(config, seed=-1 - config.seed)
     for prompts in (config.train.prompts_per_step, config.sft.record_prompts):
         rate = measured(model, tokenizer, config, probe, first, prompts)
         display.measured(rate)
-        if rate.mean > config.sft.target_pass_rate or rate.mixed < config.sft.least_mixed:
+        settled = config.sft.least_pass_rate <= rate.mean <= config.sft.target_pass_rate
+        if not settled or rate.mixed < config.sft.least_mixed:
             return False
     return True
 

@@ -37,8 +37,10 @@ class SftSettings:
     """Share of the totals that the solutions of the last level get wrong."""
     target_pass_rate: float = MISSING
     """The last level ends at this share of right answers or less, sampled at `sampling.temperature` on the data."""
+    least_pass_rate: float = MISSING
+    """And not at less than this."""
     least_mixed: float = MISSING
-    """And not before this share of the groups has right and wrong answers."""
+    """Nor before this share of the groups has right and wrong answers."""
     measure_every: int = MISSING
     """Updates of the last level between measurements of the pass rate."""
     record_prompts: int = MISSING

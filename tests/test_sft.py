@@ -18,7 +18,7 @@ QUICK = [
     "model=qwen3_tiny", "model.init.num_hidden_layers=1", "model.init.hidden_size=32", "data.min_terms=2",
     "data.max_terms=2", "sft.batch=32", "sft.level_accuracy=0", "sft.measure_every=2", "sft.target_pass_rate=1",
     "train.prompts_per_step=4", "train.group_size=2", "sft.record_prompts=8", "optim.warmup_steps=0",
-    "sft.first_terms=2", "sft.least_mixed=0",
+    "sft.first_terms=2", "sft.least_mixed=0", "sft.least_pass_rate=0",
 ]  # fmt: skip
 
 
@@ -112,9 +112,9 @@ def test_a_run_repeats_and_is_recorded(tmp_path):
 
 
 def test_an_unreachable_target_is_said(tmp_path):
-    """A pass rate that never comes down to the target, and one that does while no group is mixed (an untrained model
-    is never right), end the command with a reason and without an output."""
-    for overrides in (["sft.level_accuracy=1"], ["sft.least_mixed=0.5"]):
+    """A pass rate that never comes down to the target, that is too low, or that is right while no group is mixed (an
+    untrained model is never right), end the command with a reason and without an output."""
+    for overrides in (["sft.level_accuracy=1"], ["sft.least_mixed=0.5"], ["sft.least_pass_rate=0.5"]):
         config = settings(tmp_path / "x", "sft.max_updates=4", *overrides)
         with pytest.raises(sft.PassRateNotReached, match=r"sft.max_updates=4"):
             sft.run(config)
@@ -133,6 +133,7 @@ def test_wrong_settings_are_refused_before_training(tmp_path):
         (["data=arithmetic_words", "~data.min_terms", "~data.max_terms"], "data._target_=gspo.data.arithmetic_words"),
         (["sft.target_pass_rate=1.5"], "sft.target_pass_rate=1.5"),
         (["sft.least_mixed=-1"], "sft.least_mixed=-1"),
+        (["sft.target_pass_rate=0.2", "sft.least_pass_rate=0.3"], "sft.least_pass_rate=0.3"),
         (["sft.first_terms=3"], "sft.first_terms=3"),
         (["train.group_size=1"], "train.group_size=1"),
     ):
