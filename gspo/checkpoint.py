@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -171,6 +172,16 @@ def latest(directory: Path) -> Path | None:
     if found:
         raise ValueError(f"all {len(found)} checkpoints in {directory} are damaged; newest: {damage(found[0])}")
     return None
+
+
+def best(run: Path) -> set[int]:
+    """The step of a run's best checkpoint: the highest avg_at_k in eval.jsonl, the earliest of equals; else nothing.
+
+    A row of eval.jsonl speaks of the weights after `step` steps, which are those of the checkpoint of that number.
+    """
+    scores = {row["step"]: row.get("avg_at_k", math.nan) for row in files.rows(run / "eval.jsonl")}
+    known = [step for step in steps(run / "checkpoints") if not math.isnan(scores.get(step, math.nan))]
+    return {max(known, key=lambda step: (scores[step], -step))} if known else set()
 
 
 def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

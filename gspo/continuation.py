@@ -66,3 +66,13 @@ def differences(old: dict[str, Any], new: dict[str, Any], may_change: tuple[str,
         else:
             found.append(f"{name}: {a} -> {b}")
     return found
+
+
+def require_same_data(directory: Path, fingerprints: dict[str, str]) -> None:
+    """Raise ValueError when the problems are no longer those that the run in `directory` began with."""
+    known = run_dir.read_record(directory).get("data")
+    if known is not None and known != fingerprints:
+        changed = sorted(
+            name for name in known.keys() | fingerprints.keys() if known.get(name) != fingerprints.get(name)
+        )
+        raise ValueError(f"{directory}: its data have changed since it began ({', '.join(changed)}): another run.dir")

@@ -1,4 +1,4 @@
-"""Numbers that are not finite are told, counted and never saved; and signals at moments when no step can be finished."""
+"""Numbers that are not finite are told, counted and never saved; and signals when there is no step to be finished."""
 
 from __future__ import annotations
 

@@ -75,8 +75,12 @@ class Parts:
             lengths, heads, seconds["update"], recompute_blocks=learner.recomputes, recompute_head=True
         )
 
-    def save(self, directory: Path, step: int, keep_last: int | None) -> Path:
-        """Write checkpoints/step_NNNNNN: everything that the next step depends on. Ranks call it together."""
+    def save(self, run: Path, step: int, keep_last: int | None) -> Path:
+        """Write checkpoints/step_NNNNNN of a run directory: everything that the next step depends on.
+
+        The newest `keep_last` stay, and the best by eval.jsonl. Ranks call it together.
+        """
+        directory = run / "checkpoints"
         sharded = self.learner.world.size > 1
         tensors = {} if sharded else {"model": dict(self.learner.model.named_parameters())}
         optimizer, structure = ({}, None) if sharded else flatten_optimizer(self.learner.optimizer.state_dict())
@@ -90,11 +94,11 @@ class Parts:
             "optimizer": structure,
             "rng": rng_state,
         }
+        keep: dict[str, Any] = {"state": state, "keep_last": keep_last, "protect": checkpoint.best(run)}
         if sharded:
-            kept = {"tensors": {"rng": rng}, "state": state, "keep_last": keep_last}
-            return shards.save(directory, step, self.learner, **kept)
+            return shards.save(directory, step, self.learner, tensors={"rng": rng}, **keep)
         tensors |= {"optimizer": optimizer, "rng": rng}
-        return checkpoint.save(directory, step, tensors=tensors, state=state, keep_last=keep_last)
+        return checkpoint.save(directory, step, tensors=tensors, **keep)
 
     def restore(self, path: Path) -> int:
         """Continue from a checkpoint, whatever the number of ranks that wrote it; returns the next step."""

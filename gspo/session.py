@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gspo import checkpoint, parallel
+from gspo import checkpoint, continuation, parallel
 from gspo import parts as made
 from gspo.config import Run
 from gspo.faults import stoppable
@@ -41,6 +41,8 @@ def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready)
         "ranks": world.size,
         "data": read.stream.fingerprints(),
     }
+    if ready.continued:
+        continuation.require_same_data(ready.directory, facts["data"])
     record = open_record(ready, plain, facts) if world.first else None
     try:
         with ExitStack() as stack:

@@ -61,7 +61,7 @@ def train(run: Run, parts: Parts, directory: Path, record: RunDir | None, *, fir
                 require_finite(parts, number)
                 if record:
                     record.sync()
-                parts.save(directory / "checkpoints", number + 1, run.checkpoint.keep_last)
+                parts.save(directory, number + 1, run.checkpoint.keep_last)
             if parts.stop:
                 raise TrainingStopped(parts.stop)
             if signalled and number + 1 < run.train.steps:

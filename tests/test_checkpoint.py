@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from gspo import checkpoint
+from gspo.tracking import files
 
 
 def small(step: int, size: int = 64) -> dict:
@@ -115,6 +116,23 @@ def test_later_damaged_one_does_not_push_out_the_sound_one(tmp_path):
     (tmp_path / "step_000010" / "manifest.json").unlink()
     checkpoint.save(tmp_path, 7, **small(7), keep_last=1)
     assert checkpoint.latest(tmp_path) == tmp_path / "step_000007"
+
+
+def test_the_best_evaluated_one_is_kept(tmp_path):
+    """keep_last=1 and the highest avg@k at step 4: 4 and the newest stay; a later equal score does not move it, a step
+    that was evaluated but not saved, a score that is not a number and a half-written row count for nothing."""
+    scores = {2: 0.25, 3: 0.9, 4: 0.5, 6: float("nan"), 8: 0.5, 10: 0.25}
+    table = tmp_path / "eval.jsonl"
+    for step in (2, 4, 6, 8, 10):
+        checkpoint.save(tmp_path / "checkpoints", step, **small(step), keep_last=1, protect=checkpoint.best(tmp_path))
+        with table.open("ab") as file:
+            for known in (one for one in scores if step <= one < step + 2):
+                file.write(files.to_line({"step": known, "avg_at_k": scores[known]}))
+    assert names(tmp_path / "checkpoints") == ["step_000004", "step_000010"]
+    with table.open("ab") as file:
+        file.write(b'{"step": 10, "avg_at_k": 1')
+    assert checkpoint.best(tmp_path) == {4}
+    assert checkpoint.best(tmp_path / "nowhere") == set()
 
 
 def test_state_that_json_would_change_is_refused(tmp_path):

@@ -268,5 +268,8 @@ def _log_to(path: Path) -> logging.Handler:
     handler = logging.FileHandler(path / "log.txt", encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger("gspo").setLevel(logging.INFO)
+    for name in logging.root.manager.loggerDict:
+        if name.split(".")[0] == "gspo":  # Hydra disables what existed before its own start
+            logging.getLogger(name).disabled = False
     logging.getLogger().addHandler(handler)
     return handler

@@ -1,0 +1,219 @@
+"""What breaks while a run is going, and what is left of it: every ending is on record, and nothing sound is lost."""
+
+import json
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from commands import command
+from test_train import SMALL, rows
+
+from gspo import checkpoint, faults, messages
+from gspo.parallel import World
+from gspo.report.collapse import STOPPED
+from gspo.restart import EngineFailed, Restarting
+
+ROOT = Path(__file__).parent.parent
+TINY = [*SMALL, "rollout=hf", "run.dir=run"]
+
+
+def known(run):
+    return json.loads((run / "run.json").read_text())
+
+
+def module(folder, text):
+    """A module of the user's own, importable by the commands that are started in `folder`."""
+    (folder / "mine.py").write_text(text)
+    return lambda: sys.path.insert(0, str(folder))
+
+
+BAD_OBJECTIVE = """
+import torch
+from gspo.algorithms.objectives import gspo
+
+calls = 0
+def broken(logp, old_logp, adv, mask, *, clip_low, clip_high, bad: list):
+    \"\"\"GSPO, but some calls give a NaN.
+
+    J = 1/N sum_i min( s_i A_i, clip(s_i, 1-eL, 1+eR) A_i )
+    \"\"\"
+    global calls
+    terms = gspo(logp, old_logp, adv, mask, clip_low=clip_low, clip_high=clip_high)
+    if logp.requires_grad:
+        calls += 1
+        if calls - 1 in bad:
+            terms.value = terms.value * float("nan")
+    return terms
+"""
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_told(tmp_path):
+    """A NaN in the second update of four: it is skipped, its prompts, loss and gradient norm are in the row and in the
+    log, the other updates count and the run ends well."""
+    done = command(
+        tmp_path, *TINY, "train.steps=2", "algo.objective._target_=mine.broken", "+algo.objective.bad=[1]",
+        "trainer.micro_batch_tokens=4000", before=module(tmp_path, BAD_OBJECTIVE),
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    first, second = rows(tmp_path / "run")
+    (said,) = first["optim/skipped_updates"]
+    assert (first["optim/skipped"], said["minibatch"], said["loss"]) == (1, 1, "nan")
+    assert set(said["prompts"]) < {f"arithmetic-{n}" for n in range(4)}
+    assert (second["optim/skipped"], second.get("optim/skipped_updates")) == (0, None)
+    assert (
+        f"step 0, update 1: not finite, skipped: loss nan, gradient norm {said['grad_norm']}, prompts {said['prompts'][0]}"
+        in (tmp_path / "run" / "log.txt").read_text()
+    )
+    assert known(tmp_path / "run")["status"] == "finished"
+
+
+def test_too_many_skipped_updates_end_the_run_with_a_sound_checkpoint(tmp_path):
+    """Three in a row across a step's end: the reason counts them and names the prompts, the row of the step is there, a
+    checkpoint of it is sound and finite, and the exit code is 1."""
+    done = command(
+        tmp_path, *TINY, "train.steps=9", "algo.objective._target_=mine.broken", "+algo.objective.bad=[1,3,4,5]",
+        "trainer.micro_batch_tokens=4000", before=module(tmp_path, BAD_OBJECTIVE),
+    )  # fmt: skip
+    run = tmp_path / "run"
+    assert done.code == 1
+    assert "TrainingStopped: 3 updates in a row were skipped, the last at step 1 (loss nan" in done.err
+    assert len(done.err.strip().splitlines()) <= 2
+    assert (known(run)["status"], len(rows(run))) == ("failed", 2)
+    assert "3 updates in a row" in known(run)["reason"]
+    tensors, state = checkpoint.load(run / "checkpoints" / "step_000002")
+    assert state["skipped"] == 3 or state["skipped"] == 0
+    assert all(bool(weight.isfinite().all()) for weight in tensors["model"].values())
+
+
+def test_weights_that_are_not_finite_are_never_saved():
+    """One infinite weight among many: the run ends, and the reason is one that reports count as a collapse."""
+    model = torch.nn.Linear(3, 3)
+    parts: Any = SimpleNamespace(learner=SimpleNamespace(model=model))
+    faults.require_finite(parts, 4)
+    with torch.no_grad():
+        model.bias[1] = float("inf")
+    with pytest.raises(faults.TrainingStopped, match="non-finite weights after step 4: bias and 0 more") as caught:
+        faults.require_finite(parts, 4)
+    assert STOPPED.search(str(caught.value))
+
+
+BROKEN_ENGINE = """
+from gspo.rollout.hf import HfEngine, check  # noqa
+
+class Broken(HfEngine):
+    made, asked = 0, 0
+
+    def __init__(self, *a, **k):
+        super().__init__(*a, **k)
+        Broken.made += 1
+
+    def generate(self, prompts, group_size, *, seed, step):
+        import os
+        Broken.asked += 1
+        if step == 1 and Broken.made <= int(os.environ["BREAK"]):
+            raise RuntimeError("the worker died")
+        return super().generate(prompts, group_size, seed=seed, step=step)
+"""
+
+
+def test_a_broken_engine_is_started_anew_once(tmp_path, monkeypatch):
+    """The engine raises in step 1: a new one redoes the step with the same seeds and weights, so that the rows are
+    those of a run without the fault; when the new one breaks too the run ends with both reasons and exit code 1."""
+    begin = module(tmp_path, BROKEN_ENGINE)
+    for times, name in ((0, "whole"), (1, "once"), (2, "twice")):
+        monkeypatch.setenv("BREAK", str(times))
+        overrides = [*SMALL, "rollout._target_=mine.Broken", "train.steps=3", f"run.dir={name}"]
+        done = command(tmp_path, *overrides, before=begin)
+        assert done.code == (times == 2), done.err
+    assert rows(tmp_path / "once") == rows(tmp_path / "whole")
+    assert (
+        "the rollout engine failed in step 1 (RuntimeError: the worker died)"
+        in (tmp_path / "once" / "log.txt").read_text()
+    )
+    reason = known(tmp_path / "twice")["reason"]
+    assert "EngineFailed: the rollout engine failed: RuntimeError: the worker died; and again after" in reason
+    assert reason.split(": ", 1)[1] in done.err
+    assert len(rows(tmp_path / "twice")) == 1
+
+
+class Flaky:
+    """An engine that fails at the calls whose numbers are given; it knows the weights' version it was sent."""
+
+    prefix_block = 1
+
+    def __init__(self, log, fails):
+        self.log, self.fails, self.calls = log, fails, 0
+        log.append("start")
+
+    def _call(self, what):
+        self.calls += 1
+        self.log.append(what)
+        if (what.split()[0], self.calls) in self.fails:
+            raise OSError("gone")
+
+    def generate(self, prompts, group_size, *, seed, step):
+        self._call(f"generate {step} {seed}")
+        return [[step] * group_size for _ in prompts]
+
+    def update_weights(self, weights, *, version):
+        self._call(f"weights {version} {[name for name, _ in weights]}")
+
+    def close(self):
+        self.log.append("close")
+
+
+def test_a_restart_sends_the_weights_again_and_leaves_the_generators():
+    """After a failure: close, start, weights of the present version, the same request; also when taking weights fails;
+    the process's random numbers are those of a run without a restart; memory that ran out is not tried again."""
+    log, fails = [], [{("generate", 2)}, {("weights", 3)}, set()]
+    engine = Restarting(lambda: Flaky(log, fails[log.count("start")]), World())
+    engine.weights = lambda: iter([("w", torch.zeros(1))])
+    engine.update_weights(iter([("w", torch.ones(1))]), version=4)
+    torch.manual_seed(3)
+    random.seed(3)
+    assert engine.generate(["p"], 2, seed=7, step=4) == [[4, 4]]
+    drawn = torch.rand(1).item(), random.random()
+    engine.update_weights(iter([("w", torch.ones(1))]), version=5)
+    torch.manual_seed(3)
+    random.seed(3)
+    assert drawn == (torch.rand(1).item(), random.random())
+    again = ["close", "start"]
+    assert log == ["start", "weights 4 ['w']", "generate 4 7", *again, "weights 4 ['w']", "generate 4 7",
+                   "weights 5 ['w']", *again, "weights 5 ['w']"]  # fmt: skip
+
+    def no_room(*a, **k):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    engine._engine.generate = no_room
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.generate(["p"], 2, seed=7, step=5)
+    assert log.count("start") == 3
+    always = Restarting(lambda: Flaky([], {("generate", n) for n in range(9)}), World())
+    with pytest.raises(EngineFailed, match="OSError: gone; and again after it was started anew: OSError: gone"):
+        always.generate(["p"], 2, seed=7, step=5)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), "CUDA out of memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "DefaultCPUAllocator"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_memory_that_runs_out_names_the_settings(error, said):
+    """torch on a GPU, torch on the CPU and Python itself say it in three ways; each becomes one line with the settings
+    that need less; other errors pass."""
+    with pytest.raises(messages.OutOfMemory) as caught, messages.memory_explained():
+        raise error
+    text = str(caught.value)
+    assert said in text
+    assert "\n" not in text
+    for key in ("trainer.micro_batch_tokens", "sampling.max_tokens", "train.group_size", "model.context"):
+        assert key in text
+    with pytest.raises(RuntimeError, match=r"^shapes$"), messages.memory_explained():
+        raise RuntimeError("shapes")
