@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -164,6 +165,18 @@ def test_a_checkpoint_evaluates_to_the_row_of_its_training(runs):
         paired(runs / "other", runs / "e3")
 
 
+@pytest.mark.slow
+def test_a_sweep_of_evaluations(runs):
+    """--multirun: a process and a directory a job, in one sweep; a job that fails is told and ends no other."""
+    jobs = ["checkpoint=with/checkpoints/step_000003,nowhere", "k=1,2", "hydra.sweep.dir=swept"]
+    done = command("evaluate", runs, "--multirun", "rollout=hf", "problems=8", "max_batch=16", *jobs, check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("checkpoint=nowhere: no checkpoint there") == 2
+    found = {path.name: jsonl(path / "eval.jsonl")[0]["avg_at_k"] for path in (runs / "swept").glob("check*")}
+    assert len(found) == 2
+    assert jsonl(runs / "with" / "eval.jsonl")[2]["avg_at_k"] in found.values()
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
@@ -218,6 +231,23 @@ def test_samples_depend_on_the_seed_alone(tmp_path):
     assert both[:8] == first
     assert both[8:] != first
     assert texts(prompts[:1], 43) != first
+    engine = HfEngine(directory, tokenizer, RolloutSettings(), SamplingSettings(max_tokens=8), precision="float32",
+                      context=64, seed=1, max_batch=8, device="cpu")  # fmt: skip
+    assert texts(prompts[1:], 42) == both[8:]  # two engines that share the problems repeat nothing and change nothing
+
+
+def test_what_is_trained_are_the_engine_s_ids(tmp_path):
+    """Case B46: tokens 5 and 6 whose text encodes as another token stay 5 and 6 in the batch, after one BOS."""
+    from gspo.batch import make_batch
+    from gspo.types import Group
+
+    tokenizer = pretrained.load_tokenizer(tiny_model_dir("llama", tmp_path / "model"))
+    assert tokenizer.encode("12", add_special_tokens=False) not in ([5, 6], [6, 5])
+    asked = Prompt("a", "1+0=", (1, 5), "1", "test")
+    said = Rollout(np.array([5, 6]), np.ones(2, bool), np.zeros(2, np.float32), "stop", 0, "12")
+    batch = make_batch([Group(asked, [said])], torch.zeros(1, 1), tokenizer=tokenizer)
+    assert batch.tokens.tolist() == [[1, 5, 5, 6]]
+    assert batch.mask.tolist() == [[False, True, True]]
 
 
 def test_no_seed_of_training_is_used():

@@ -256,6 +256,23 @@ def test_ways_of_reading_input_and_starting(tier):
     assert {name: v.reason for name, v in said.items() if v.verdict != "pass"} == {}
 
 
+def test_mixed_readers_are_those_of_a_fresh_interpreter(tmp_path):
+    """input() reads ahead: what the buffer still holds then, and what tell, seek and a second open give, is what
+    `python prog.py < input` gives."""
+    program = (
+        "import os, sys\nfirst = input()\nprint(first, sys.stdin.buffer.read(), os.lseek(0, 0, 1))\n"
+        "os.lseek(0, 0, 0)\nprint(open(0, closefd=False).read(), sys.stdin.readline() == '', sys.argv[1:], __name__)"
+    )
+    given = "3\n1 2 3"
+    (tmp_path / "input").write_text(given)
+    with (tmp_path / "input").open() as stdin:
+        plain = subprocess.run(
+            [sys.executable, "-c", program], stdin=stdin, stdout=subprocess.PIPE, text=True, check=True
+        )
+    said = judge(program, [{"type": "stdin", "input": given, "output": plain.stdout}])
+    assert said.verdict == "pass", said
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
