@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,26 @@ def run_directory(run: Run, overrides: list[str]) -> Path:
     Raises ValueError when `resume` names none that exists, or `run.dir` is given as well.
     """
     if run.resume in ("never", "auto"):
+        _require_possible("run.dir", run.run.dir)
         return Path(run.run.dir)
+    _require_possible("resume", run.resume)
     if not Path(run.resume).is_dir():
         raise ValueError(f"resume={run.resume}: no such run directory (accepted: never, auto, or an existing one)")
     if any(override.startswith("run.dir=") for override in overrides):
         raise ValueError(f"run.dir={run.run.dir}: resume={run.resume} names the directory already; leave one out")
     return Path(run.resume)
+
+
+def _require_possible(key: str, path: str) -> None:
+    """Raise ValueError for a path that no file system takes: an empty one, or one with too long a name."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        if not path.strip():
+            raise ValueError(f"{key}='{path}': a path is needed") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{key}={path}: {reason} (accepted: a path that can be made)") from error
 
 
 def is_finished(directory: Path, run: Run, plain: dict[str, Any]) -> bool:

@@ -52,11 +52,32 @@ def one_line(error: BaseException) -> str:
     options = next((n for n, line in enumerate(kept) if line.startswith("Available options")), None)
     if options is not None:
         kept = [*kept[:options], f"{kept[options]} {', '.join(kept[options + 1 :])}"]
+    kept = typed(kept)
     if "mismatched input '='" in text:
         kept.append("a value that contains = is quoted: 'key=\"a=b\"'")
     if "Value 'None'" in text or ("could not be converted" in text and "'null'" in text):
         kept.append("null stands for no value")
     return re.sub(r"\s+", " ", "; ".join(kept)) or type(error).__name__
+
+
+KINDS = {
+    "converted to Integer": "a whole number",
+    "converted to Float": "a number",
+    "not a valid bool": "true or false",
+    "is not Optional": "a value, not null",
+    "is not a ListConfig": "a list, [a,b]",
+    "is not a DictConfig": "a mapping, {key: value}",
+}
+"""What a refusal of the schema says, and what it means by that."""
+
+
+def typed(lines: list[str]) -> list[str]:
+    """The schema's refusal of an override, as `key=value: not accepted (accepted: a number)`; other lines stay."""
+    override = next((m for line in lines if (m := re.match(r"Error merging override (\S.*)", line))), None)
+    accepted = next((kind for line in lines for words, kind in KINDS.items() if words in line), None)
+    if override is None or accepted is None:
+        return lines
+    return [f"{override.group(1)}: another type (accepted: {accepted})"]
 
 
 SMALLER = {

@@ -102,6 +102,8 @@ def numbers(config: Config, shape: ModelShape | None, where: Where | None) -> It
     for key, least in AT_LEAST.items():
         if (value := get(config, key)) is not None and not value >= least:
             yield error(config, key, "too small", f"{least} or more")
+    if (seed := get(config, "seed")) is not None and seed >= 2**63:
+        yield error(config, "seed", "too large", f"0 to {2**63 - 1}")
     for key in ABOVE_ZERO:
         if (value := get(config, key)) is not None and not 0 < value < math.inf:
             yield error(config, key, "out of range", "a positive number" + (", null" if key.endswith("clip") else ""))

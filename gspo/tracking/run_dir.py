@@ -228,9 +228,12 @@ def open_existing(path: Path, *, next_step: int = 0) -> RunDir:
 def read_record(path: Path) -> dict[str, Any]:
     """run.json as a dict. Raises ValueError when `path` holds no run."""
     try:
-        return json.loads((path / "run.json").read_bytes())
+        found = json.loads((path / "run.json").read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not a run directory: run.json: {error}") from error
+    if not isinstance(found, dict) or not {"status", "sessions", "wandb_id"} <= found.keys():
+        raise ValueError(f"{path} is not a run directory: run.json has no status, sessions and wandb_id")
+    return found
 
 
 def status(path: Path) -> Status:
@@ -250,9 +253,14 @@ def bury(path: Path, reason: str) -> None:
 def read_config(path: Path) -> dict[str, Any]:
     """config.yaml as a plain dict. Raises ValueError when `path` holds none."""
     try:
-        return yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        found = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path} is not a run directory: config.yaml: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: config.yaml cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a run directory: config.yaml holds no settings")
+    return found
 
 
 def _session(next_step: int) -> dict[str, Any]:
