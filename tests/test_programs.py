@@ -106,10 +106,11 @@ def test_a_reward_that_cannot_judge_is_refused_before_the_run(tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_programs_are_learnt(tmp_path):
-    """From the shipped cold start, judged in the sandbox: the last 10 of 40 steps are 0.2 above the first 5."""
-    command = [BIN / "gspo-train", "model=tiny_programs", "train.steps=40", "tracking=jsonl", "run.dir=run"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    """From the shipped cold start, judged in the sandbox, at three times the learning rate: the last 5 of 14 steps are
+    0.15 above the first 3 (0.78 and 0.45 were seen)."""
+    command = [BIN / "gspo-train", "model=tiny_programs", "rollout=hf", "optim.lr=3e-4", "train.steps=14"]
+    subprocess.run([*command, "tracking=jsonl", "run.dir=run"], cwd=tmp_path, check=True, capture_output=True)
     reward = [json.loads(line)["reward/mean"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert sum(reward[-10:]) / 10 - sum(reward[:5]) / 5 >= 0.2
+    assert sum(reward[-5:]) / 5 - sum(reward[:3]) / 3 >= 0.15
