@@ -14,6 +14,7 @@ from gspo import continuation, data, evaluate, plan, preflight, pretrained, rank
 from gspo.binding import bind, target
 from gspo.config import Run
 from gspo.eval_config import EvalConfig
+from gspo.messages import failure
 from gspo.tracking import run_dir, wandb_mirror
 
 
@@ -44,6 +45,8 @@ def launch(run: Run, plain: dict[str, Any], overrides: list[str]) -> int:
     except RunFailed as error:
         reason = error
     print(f"gspo-train: {reason} (run directory {ready.directory})", file=sys.stderr)
+    if ready.directory.is_dir():
+        (ready.directory / "error.txt").write_text(failure(reason.__cause__ or reason), encoding="utf-8")
     return 1
 
 
@@ -156,6 +159,8 @@ def in_child(work: Callable[[], int]) -> int:
             print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
             code = 2
         finally:
+            if error := sys.exception():
+                print(failure(error), file=sys.stderr)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

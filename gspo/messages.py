@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import re
+import traceback
 from collections.abc import Iterator
 
 import yaml
@@ -124,3 +125,9 @@ def near(key: str) -> str:
         k for k in known if key.split(".")[0] == known[k]
     ]
     return f"; near it: {', '.join(close)}" if close else "; `gspo-train --cfg job` lists all keys"
+
+
+def failure(error: BaseException) -> str:
+    """What error.txt holds: the error in a line, and where it came from."""
+    line = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
+    return f"{line}\n\n{''.join(traceback.format_exception(error))}"

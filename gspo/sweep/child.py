@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from gspo.messages import failure
 from gspo.sweep.jobs import Job
 
 CONSOLE, ERROR = "console.txt", "error.txt"
@@ -49,7 +50,7 @@ def begin(job: Job, parent: int, device: str | None = None) -> NoReturn:
         error = sys.exception()
         if error is not None:
             code = _code_of(error)
-            home(job, ERROR).write_text(_told(error), encoding="utf-8")
+            home(job, ERROR).write_text(failure(error), encoding="utf-8")
             traceback.print_exception(error)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -69,12 +70,6 @@ def _code_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     return 2 if isinstance(error, ValueError) else 1
-
-
-def _told(error: BaseException) -> str:
-    """The error in a line, and where it came from."""
-    line = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
-    return f"{line}\n\n{''.join(traceback.format_exception(error))}"
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -48,7 +48,7 @@ class Row:
 def preload(jobs: Sequence[Job]) -> None:
     """Import what the jobs will need; nothing here may start a thread (pyarrow would)."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's library would start threads
-    import gspo.train  # noqa: F401
+    import gspo.session  # noqa: F401
 
     if any(job.run.rollout._target_ == "gspo.rollout.vllm_local.VllmEngine" for job in jobs):
         from gspo.rollout.vllm_local import available
@@ -105,6 +105,7 @@ def _start(row: Row, taken: set[int], at_once: int) -> None:
         if row.pid == 0:
             child.begin(row.job, parent, device)
         return
+    print(f"{row.job.name}: in a fresh interpreter, since this process has threads", file=sys.stderr)
     path = row.job.directory.with_name(f".{row.job.name}.job")
     path.write_bytes(pickle.dumps(row.job))
     words = [sys.executable, "-m", "gspo.sweep.child", str(path), str(parent), *([device] if device else [])]
