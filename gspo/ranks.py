@@ -100,7 +100,11 @@ def _cause(failures: dict[int, Any]) -> RankFailed:
     def said(failure: Any) -> str:
         data = failure.error_file_data.get("message") if isinstance(failure.error_file_data, dict) else None
         text = data.get("message") if isinstance(data, dict) else data
-        return " ".join(str(text).split()) if text else f"ended by {failure.signal_name()} ({failure.exitcode})"
+        return (
+            " ".join(str(text).split())
+            if text and text != "<NONE>"
+            else f"ended by {failure.signal_name()} ({failure.exitcode})"
+        )
 
     def order(item: tuple[int, Any]) -> tuple[int, bool]:
         return item[1].timestamp, any(word in said(item[1]) for word in PEER_IS_GONE)
