@@ -45,7 +45,7 @@ def _require_possible(key: str, path: str) -> None:
     """Raise ValueError for a path that no file system takes: an empty one, or one with too long a name."""
     try:
         os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         if not path.strip():
             raise ValueError(f"{key}='{path}': a path is needed") from None
     except (OSError, ValueError) as error:

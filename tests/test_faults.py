@@ -1,21 +1,26 @@
 """What breaks while a run is going, and what is left of it: every ending is on record, and nothing sound is lost."""
 
 import json
+import os
 import random
+import resource
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from commands import command
-from test_train import SMALL, rows
+from commands import command, finish, start
+from test_train import SMALL, rows, wait_for
 
 from gspo import checkpoint, faults, messages
 from gspo.parallel import World
 from gspo.report.collapse import STOPPED
 from gspo.restart import EngineFailed, Restarting
+from gspo.tracking import files
 
 ROOT = Path(__file__).parent.parent
 TINY = [*SMALL, "rollout=hf", "run.dir=run"]
@@ -64,10 +69,8 @@ def test_an_update_that_is_not_finite_is_skipped_and_told(tmp_path):
     assert (first["optim/skipped"], said["minibatch"], said["loss"]) == (1, 1, "nan")
     assert set(said["prompts"]) < {f"arithmetic-{n}" for n in range(4)}
     assert (second["optim/skipped"], second.get("optim/skipped_updates")) == (0, None)
-    assert (
-        f"step 0, update 1: not finite, skipped: loss nan, gradient norm {said['grad_norm']}, prompts {said['prompts'][0]}"
-        in (tmp_path / "run" / "log.txt").read_text()
-    )
+    words = f"skipped: loss nan, gradient norm {said['grad_norm']}, prompts {said['prompts'][0]}"
+    assert f"step 0, update 1: not finite, {words}" in (tmp_path / "run" / "log.txt").read_text()
     assert known(tmp_path / "run")["status"] == "finished"
 
 
@@ -217,3 +220,133 @@ def test_memory_that_runs_out_names_the_settings(error, said):
         assert key in text
     with pytest.raises(RuntimeError, match=r"^shapes$"), messages.memory_explained():
         raise RuntimeError("shapes")
+
+
+ENDINGS = """
+import os, signal, time
+from gspo.rollout.hf import HfEngine, check  # noqa
+from gspo.rollout.contract import make_rollout
+
+class Ending(HfEngine):
+    def __init__(self, *a, **k):
+        super().__init__(*a, **k)
+        if os.environ["ENDING"] == "sigterm at the start":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def generate(self, prompts, group_size, *, seed, step):
+        how = os.environ["ENDING"]
+        if step == 2 and how == "memory":
+            raise MemoryError
+        if step == 2 and how == "two signals":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.2)
+            os.kill(os.getpid(), signal.SIGINT)
+        groups = super().generate(prompts, group_size, seed=seed, step=step)
+        if step == 2 and how == "nan":
+            logp = [float("nan"), *groups[1][0].logp.tolist()[1:]]
+            groups[1][0] = make_rollout(groups[1][0].token_ids.tolist(), logp, finish="stop", version=2,
+                                        prompt=prompts[1], tokenizer=self._tokenizer)
+        return groups
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "code", "status", "said"),
+    [
+        ("sigterm at the start", 143, "interrupted", "KeyboardInterrupt: SIGTERM"),
+        ("two signals", 130, "interrupted", "KeyboardInterrupt: SIGINT"),
+        ("memory", 1, "failed", "MemoryError. Less is needed with smaller values of: rollout: sampling.max_tokens"),
+        ("nan", 1, "failed", "ValueError: prompt 'arithmetic-9': log-prob nan at position 0 of the response"),
+    ],
+)
+def test_every_ending_is_true(tmp_path, monkeypatch, ending, code, status, said):
+    """Exit code, status and reason agree, the message is one line, and the run goes on from its checkpoint after it."""
+    monkeypatch.setenv("ENDING", ending)
+    overrides = [*SMALL, "rollout._target_=mine.Ending", "train.steps=4", "checkpoint.every=1", "run.dir=run"]
+    begin = module(tmp_path, ENDINGS)
+    done = command(tmp_path, *overrides, before=begin)
+    record = known(tmp_path / "run")
+    assert (done.code, record["status"]) == (code, status), done.err
+    assert said in record["reason"]
+    assert "Traceback" not in done.err
+    if ending != "sigterm at the start":
+        assert len(rows(tmp_path / "run")) == 2
+        assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [1, 2]
+    monkeypatch.setenv("ENDING", "none")
+    again = command(tmp_path, *overrides, "resume=auto", before=begin)
+    assert again.code == 0, again.err
+    assert [row["step"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3]
+    assert [one["status"] for one in known(tmp_path / "run")["sessions"]] == [status, "finished"]
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_a_run_with_path_and_space(tmp_path):
+    """No file may be longer than 100 kB: the first checkpoint fails, the reason names it and the space that is left,
+    the rows are whole, and nothing half-written stays."""
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    done = command(tmp_path, *TINY, "train.steps=2", "checkpoint.every=1", before=small_files)
+    run = tmp_path / "run"
+    assert done.code == 1, done.err
+    assert known(run)["status"] == "failed"
+    assert "step_000001: File too large (" in known(run)["reason"]
+    assert "MB free on its file system" in done.err
+    assert [row["step"] for row in rows(run)] == [0]
+    assert list((run / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_eight_runs_at_once_in_one_sweep_directory(tmp_path):
+    """Eight runs start together; a reader sees whole lines only at every moment; a second process for the directory of
+    one that runs is refused; and each run's rows are those of a run that was alone."""
+    begun = [start(tmp_path, *TINY[:-1], "train.steps=3", f"seed={n % 4}", f"run.dir=sweep/{n}") for n in range(8)]
+    wait_for(lambda: (tmp_path / "sweep" / "0" / "run.json").exists(), 400)
+    second = command(tmp_path, *TINY[:-1], "train.steps=3", "seed=0", "run.dir=sweep/0", "resume=auto")
+    assert second.code == 2
+    assert "run directory sweep/0 is in use by a live process" in second.err
+    looks = 0
+    while any(os.waitid(os.P_PID, one[0], os.WEXITED | os.WNOHANG | os.WNOWAIT) is None for one in begun):
+        for path in tmp_path.glob("sweep/*/metrics.jsonl"):
+            steps = [row["step"] for row in files.rows(path)]
+            assert steps == list(range(len(steps)))
+            looks += 1
+        time.sleep(0.02)
+    assert [finish(one).code for one in begun] == [0] * 8
+    assert looks > 8
+    for n in range(4):
+        assert rows(tmp_path / "sweep" / str(n)) == rows(tmp_path / "sweep" / str(n + 4))
+    assert len({known(tmp_path / "sweep" / str(n))["wandb_id"] for n in range(8)}) == 8
+
+
+@pytest.mark.slow
+def test_no_secret_and_no_pickle_in_a_run(tmp_path, monkeypatch):
+    """A token in the environment and on the command line is in no file of a run with W&B, nor is any other variable's
+    value; and no file is a pickle (weights are safetensors)."""
+    secret, other = "hf_s3cr3tS3CR3T0123456789", "hunter2-is-nobodys-business"
+    monkeypatch.setenv("HF_TOKEN", secret)
+    monkeypatch.setenv("PASSPHRASE", other)
+    overrides = [*SMALL, "rollout=hf", "train.steps=2", "run.dir=run", "tracking=wandb_offline"]
+    done = command(tmp_path, *overrides, f"tracking.project=p-{secret}")
+    assert done.code == 0, done.err
+    found = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(found) > 10
+    for path in found:
+        data = path.read_bytes()
+        assert secret.encode() not in data, path
+        assert other.encode() not in data, path
+        assert not data.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")), path
+    assert {path.suffix for path in (tmp_path / "run" / "checkpoints").rglob("*.*")} == {".safetensors", ".json"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rollout", "kills"), [("hf", 10), ("vllm", 3)])
+def test_kills_at_random_moments_lose_nothing(tmp_path, rollout, kills):
+    """SIGKILL while it saves, syncs, generates, writes or anywhere: every resumed run is the run left alone."""
+    script = [sys.executable, ROOT / "scripts" / "chaos.py", "--kills", str(kills), "--rollout", rollout]
+    done = subprocess.run([*script, "--out", tmp_path / "runs"], capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{kills} kills" in done.stdout
+    assert "every run is the run left alone" in done.stdout

@@ -1,0 +1,242 @@
+"""Wrong command lines and files: one line that names key, value and what is accepted, exit code 2, nothing created.
+
+The table is the promise. Its rows run in children forked from the test process; REAL ones also as processes of their
+own, as a user starts them, within 3 CPU seconds.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import command, tree
+
+BIN = Path(sys.executable).parent
+GOOD = '{"id": "a", "prompt": "1+1=", "answer": "2"}\n'
+SET = ["data=files", "data.template='{prompt}'", "data.path=set.jsonl"]
+CODE = [*SET, "data.kind=code", "reward=code"]
+
+
+def row(**fields):
+    return GOOD + json.dumps(fields) + "\n"
+
+
+def tests(value):
+    return {"set.jsonl": json.dumps({"prompt": "q", "tests": value}) + "\n"}
+
+
+SCHEMA = [
+    (["foo=1"], "unknown key foo"),
+    (["train.stps=3"], "unknown key train.stps; near it: train.steps"),
+    (["data.terms=3"], "unknown key data.terms"),
+    (["+data.terms=3"], "data.terms=3: arithmetic takes seed, min_terms, max_terms"),
+    (["+algo.objective.clip=3"], "algo.objective.clip=3: gspo takes clip_low, clip_high"),
+    (["train.steps=abc"], "train.steps=abc: another type (accepted: a whole number)"),
+    (["train.steps=1.5"], "train.steps=1.5: another type (accepted: a whole number)"),
+    (["train.steps=1e30"], "train.steps=1e30: another type (accepted: a whole number)"),
+    (["train.steps=null"], "train.steps=null: another type (accepted: a value, not null)"),
+    (["optim.lr=fast"], "optim.lr=fast: another type (accepted: a number)"),
+    (["optim.lr=null"], "optim.lr=null: another type (accepted: a value, not null)"),
+    (["clip.high=None"], "clip.high=None: another type (accepted: a number); null stands for no value"),
+    (["debug=maybe"], "debug=maybe: another type (accepted: true or false)"),
+    (["sampling.stop=END"], "sampling.stop=END: another type (accepted: a list, [a,b])"),
+    (["seed=1,2"], "Ambiguous value for argument 'seed=1,2'"),
+    (["run.dir=a=b"], "a value that contains = is quoted: 'key=\"a=b\"'"),
+    (["run.dir='a b"], "'a b"),
+    (["train.steps=[1"], "[1"),
+    (["train.steps"], "train.steps"),
+]
+GROUPS = [
+    *[([f"{group}=nothing"], f"Could not find '{group}/nothing'; Available options in '{group}': ") for group in
+      ("algo", "clip", "model", "reward", "data", "rollout", "trainer", "seeds", "tracking", "arm", "experiment")],
+    (["eval.every=2", "eval.benchmark=aime99"], "eval.benchmark=aime99: one of aime24, aime25"),
+]  # fmt: skip
+RANGES = [
+    (["seed=-1"], "seed=-1: too small (accepted: 0 or more)"),
+    (["seed=99999999999999999999999"], "seed=99999999999999999999999: too large (accepted: 0 to 9223372036854775807)"),
+    (["train.steps=0"], "train.steps=0: too small (accepted: 1 or more)"),
+    (
+        ["train.group_size=1"],
+        "train.group_size=1: an advantage compares the responses of a group (accepted: 2 or more)",
+    ),
+    (["train.group_size=100000"], "GiB at backward"),
+    (["train.prompts_per_step=-4"], "train.prompts_per_step=-4: too small (accepted: 1 or more)"),
+    (["train.max_skipped=0"], "train.max_skipped=0: too small (accepted: 1 or more)"),
+    (["optim.lr=0"], "optim.lr=0.0: out of range (accepted: a positive number)"),
+    (["optim.lr=inf"], "optim.lr=inf: out of range"),
+    (["optim.lr=nan"], "optim.lr=nan: out of range"),
+    (["optim.betas=[0.9,1.0]"], "optim.betas="),
+    (["optim.warmup_steps=-1"], "optim.warmup_steps=-1: too small (accepted: 0 or more)"),
+    (["optim.schedule=cos"], "optim.schedule=cos: unknown (accepted: constant, linear, cosine)"),
+    (["clip.low=-1"], "clip.low=-1.0: 1 - eps_L must lie between 0 and 1"),
+    (["sampling.temperature=0"], "sampling.temperature=0.0: greedy sampling gives equal responses (accepted: 0.01"),
+    (["sampling.max_tokens=99999999999999"], "sampling.max_tokens=99999999999999: context too short"),
+    (["model.context=100000"], "model.context=100000: longer than the model's positions (accepted: 2 to 1024)"),
+    (["trainer.micro_batch_tokens=0"], "trainer.micro_batch_tokens=0: too small (accepted: 1 or more)"),
+    (["trainer.precision=fp16"], "trainer.precision=fp16: unknown (accepted: auto, float32, bfloat16)"),
+    (["trainer.devices=0"], "trainer.devices=0: too small (accepted: 1 or more)"),
+    (["rollout.dtype=int8"], "rollout.dtype=int8: unknown (accepted: auto, float32, bfloat16)"),
+    (["tracking.wandb=maybe"], "tracking.wandb=maybe: unknown (accepted: disabled, offline, online)"),
+    (["checkpoint.keep_last=-2"], "checkpoint.keep_last=-2: too small (accepted: 0 or more)"),
+    (["eval.every=-1"], "eval.every=-1: too small (accepted: 0 or more)"),
+    (["eval.every=2", "eval.benchmark=arithmetic", "eval.k=0"], "benchmark.k=0: too small (accepted: 1 or more)"),
+]
+TOGETHER = [
+    (["train.prompts_per_step=30"], "train.minibatches=4: does not divide train.prompts_per_step=30"),
+    (["sampling.top_p=0.9"], "sampling.top_p=0.9: a truncated sampler is another policy than the one trained"),
+    (["sampling.top_k=5"], "sampling.top_k=5: a truncated sampler"),
+    (["model.context=30"], "sampling.max_tokens=40: context too short: model.context=30"),
+    (["eval.every=2"], "eval.every=2: eval.benchmark names what to evaluate on; it is null"),
+    (["tracking=wandb"], "tracking.wandb=online: no W&B key; set WANDB_API_KEY"),
+    (["algo=rloo", "clip=grpo"], "clip.low=0.2: would be ignored"),
+    (["rollout.memory_fraction=0.9"], "rollout.memory_fraction=0.9: has no effect on cpu"),
+    (["rollout.tensor_parallel=2"], "rollout.tensor_parallel=2: 1 cpu devices (accepted: 1)"),
+    (["data.min_terms=9"], "data.min_terms=9, data.max_terms=7: 2 <= min_terms <= max_terms"),
+    (["data.min_terms=two"], "data.min_terms=two: int is accepted, not str"),
+    (["data._target_=nowhere.f"], "data._target_=nowhere.f: No module named 'nowhere'"),
+    (["+data.stages=[{step: 0}]"], "data.stages[0].step=0: a whole number above 0 is needed"),
+    (["+data.stages=[5]"], "data.stages[0]=5: a mapping of step and overrides is needed"),
+    (["reward.lenient=5"], "reward.lenient=5: bool is accepted, not int"),
+    (["reward._target_=gspo.rewards.math.nothing"], "reward._target_=gspo.rewards.math.nothing: "),
+    (["model.path=gspo:nothing"], "model.path=gspo:nothing: shipped are gspo:qwen3_moe_tiny"),
+    (["model.path=/no/such/model"], "model.path=/no/such/model: no such directory"),
+    (["model.path=folder"], "model.path=folder: a directory without config.json", {"folder/x": ""}),
+]
+PLACES = [
+    (["run.dir=null"], "run.dir=null: another type (accepted: a value, not null)"),
+    (['run.dir=""'], "run.dir='': a path is needed"),
+    ([f"run.dir={'x' * 300}"], "File name too long (accepted: a path that can be made)"),
+    (["run.dir=there"], "run.dir=there: exists; choose another run.dir, or resume=auto", {"there/mine": "x"}),
+    (["run.dir=there/run"], "run.dir=there/run: Not a directory (accepted: a path that can be made)", {"there": "x"}),
+    (['run.dir="a b/zürich=1"'], "run.dir=a b/zürich=1: exists;", {"a b/zürich=1/x": ""}),
+    (["run.dir=there", "resume=auto"], "there is not a run directory: run.json", {"there/mine": "x"}),
+    (["resume=/no/such/run"], "resume=/no/such/run: no such run directory (accepted: never, auto, or"),
+    (["resume=there"], "there is not a run directory: run.json has no status", {"there/run.json": "{}"}),
+    (["resume=there", "run.dir=b"], "run.dir=b: resume=there names the directory already", {"there/run.json": "{}"}),
+]
+DATA = [
+    (["data=files"], "data.path=???"),
+    (SET, "data.path=set.jsonl: no file set.jsonl; give an absolute path or set GSPO_DATA"),
+    ([*SET, "data.path=set.csv"], "set.csv: .jsonl, .jsonl.gz, .parquet files are read", {"set.csv": "a,b"}),
+    ([*SET, 'data.path="my sets/zürich=1.jsonl"'], "data.path=my sets/zürich=1.jsonl: no file"),
+    ([*SET, "data.path=folder"], "data.path=folder: no file folder", {"folder/x": ""}),
+    ([*SET, "data.template=x"], "data.template='x': must contain {prompt}", {"set.jsonl": GOOD}),
+    ([*SET, "data.kind=proof"], "data.kind=proof", {"set.jsonl": GOOD}),
+    ([*SET, "data.drop_long=maybe"], "data.drop_long=maybe", {"set.jsonl": GOOD}),
+    (SET, "set.jsonl: holds no problem", {"set.jsonl": ""}),
+    (SET, "set.jsonl:2: not JSON: ", {"set.jsonl": GOOD + '{"id": "b", "prom\n'}),
+    (SET, "set.jsonl:1: a JSON object is needed, not list", {"set.jsonl": "[1]\n"}),
+    (SET, "set.jsonl:2: field 'prompt' is missing (the row has answer)", {"set.jsonl": row(answer="1")}),
+    (SET, "set.jsonl:2: field 'prompt' is int, a text is needed", {"set.jsonl": row(prompt=7, answer="1")}),
+    (SET, "set.jsonl:2: field 'prompt' is empty", {"set.jsonl": row(prompt=" ", answer="1")}),
+    (SET, "set.jsonl:2: field 'answer' is missing", {"set.jsonl": row(prompt="q", answer=None)}),
+    (SET, "set.jsonl:2: field 'answer' is dict, a text is needed", {"set.jsonl": row(prompt="q", answer={"x": 1})}),
+    (SET, "set.jsonl:2: field 'id' is 'a', as on line 1; ids must be unique", {"set.jsonl": GOOD + GOOD}),
+    (SET, "set.jsonl:1: not UTF-8: byte 0xff", {"set.jsonl": b'{"prompt": "\xff", "answer": "1"}\n'}),
+    ([*SET, "data.path=set.jsonl.gz"], "set.jsonl.gz:1: not a whole gzip file", {"set.jsonl.gz": b"\x1f\x8b\x08no"}),
+    ([*SET, "data.path=set.parquet"], "set.parquet: not a parquet file", {"set.parquet": b"PAR0"}),
+    (CODE, "set.jsonl:1: field 'tests' is [], a list of tests with at least one is needed", tests([])),
+    (CODE, "set.jsonl:1: field 'tests[0].type' is 'magic'; accepted: stdin, call, assert", tests([{"type": "magic"}])),
+    (CODE, "set.jsonl:1: field 'tests[0].output' is missing, str is needed", tests([{"input": "1"}])),
+    (CODE, "set.jsonl:1: field 'tests[0]' is int, an object is needed", tests([1])),
+]
+LATE = [
+    (["rollout.workers=2"], "rollout.workers=2: only 1 (in this process) is accepted"),
+    (["rollout.kv_cache_gb=2"], "rollout.kv_cache_gb=2: has no effect with the hf engine"),
+    (['sampling.stop=[""]'], "sampling.stop=['']: an empty stop string stops everything"),
+    (["model.chat_template=true"], "model.chat_template=true: the tokenizer of gspo:qwen3_moe_tiny has none"),
+    (["reward=steps"], "rewards come by step"),
+    (["reward=code"], "tests"),
+    (SET, "\\frac{", {"set.jsonl": row(prompt="q", answer="\\frac{")}),
+    (SET, "prompts have over 216 tokens", {"set.jsonl": row(prompt="1" * 400, answer="1")}),
+    (["model=qwen3_tiny", "train.routing_replay=old"], "train.routing_replay=old"),
+    (["algo.objective._target_=gspo.algorithms.objectives.nothing"], "algo.objective._target_="),
+    (["model.path=bad"], "model.path=bad", {"bad/config.json": "{"}),
+]
+"""Seen only with torch, tokenizer or judge: before anything is created, but not within 3 seconds."""
+OTHERS = [
+    ("plan", ["train.group_size=1"], "train.group_size=1"),
+    ("plan", ["model=gpt5"], "Could not find 'model/gpt5'"),
+    ("eval", ["benchmark=none"], "Could not find 'benchmark/none'"),
+    ("eval", ["k=0"], "k=0: too small (accepted: 1 or more)"),
+    ("eval", ["checkpoint=/no/such"], "checkpoint=/no/such: no checkpoint there (accepted: RUN/checkpoints/step_"),
+    ("eval", ["compare", "a"], "compare takes two directories, not 1"),
+    ("eval", ["compare", "a", "b"], "a"),
+    ("grade", ["input=a", "output=b"], "input=a"),
+    ("grade", ["output=b"], "input=???"),
+    ("sft", ["sft.batch=many"], "sft.batch=many: another type (accepted: a whole number)"),
+    ("report", ["/no/such"], "no such directory: /no/such"),
+    ("report", ["."], "no run directory (one with run.json) below ."),
+    ("report", ["clip", "."], "."),
+]
+TABLE = [("train", *one) for one in (*SCHEMA, *GROUPS, *RANGES, *TOGETHER, *PLACES, *DATA)] + OTHERS
+REAL = [SCHEMA[5], RANGES[3], TOGETHER[-2], PLACES[3], DATA[9], DATA[20]]
+
+
+def refused(folder, program, arguments, said, files=None):
+    """Run a wrong command line on the files it needs and hold it to the promise."""
+    for name, text in (files or {}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    before = tree(folder)
+    hf = program == "train" and not any(one.startswith("rollout=") for one in arguments)
+    done = command(folder, *arguments, *(["rollout=hf"] if hf else []), program=program)
+    lines = [line for line in done.err.splitlines() if not line.startswith("warning:")]
+    assert done.code == 2, done.err
+    assert len(lines) == 1, done.err
+    assert lines[0].startswith(f"gspo-{program}: ")
+    assert said in lines[0]
+    assert tree(folder) == before
+
+
+@pytest.fixture(autouse=True)
+def _nobodys_key(monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "GSPO_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", "/nowhere")
+
+
+@pytest.mark.parametrize("case", TABLE, ids=[f"{one[0]} {' '.join(one[1])[-40:]} {i}" for i, one in enumerate(TABLE)])
+def test_one_line_and_nothing_else(tmp_path, case):
+    """A wrong word, number, path or row is refused where it can be mended, before anything is made."""
+    refused(tmp_path, *case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LATE, ids=[" ".join(one[0])[-40:] for one in LATE])
+def test_what_only_the_tokenizer_and_the_judge_can_see(tmp_path, case):
+    """Combinations that functions refuse, and golds that no one can parse: still before anything is made."""
+    refused(tmp_path, "train", *case)
+
+
+@pytest.mark.parametrize("case", REAL, ids=[" ".join(one[0])[-40:] for one in REAL])
+def test_a_process_of_its_own(tmp_path, case):
+    """The command as a user types it: the same line and code, in under 3 s of CPU (another's load does not count)."""
+    for name, text in (case[2] if len(case) > 2 else {}).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before, begun = tree(tmp_path), resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [BIN / "gspo-train", *case[0], "rollout=hf"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 2
+    assert case[1] in done.stderr
+    assert (len(done.stderr.splitlines()), tree(tmp_path)) == (1, before)
+    assert ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime < 3
+
+
+def test_debug_shows_where(tmp_path):
+    """`debug=true` is the way to a traceback."""
+    done = command(tmp_path, "train.group_size=1", "rollout=hf", "debug=true")
+    assert "Traceback" in done.err
+    assert "train.group_size=1" in done.err
+
+
+def test_the_table_is_long_enough():
+    """The promise speaks of 60."""
+    assert len(TABLE) + len(LATE) >= 60
+    assert os.environ.get("WANDB_API_KEY") is None
