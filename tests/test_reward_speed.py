@@ -52,6 +52,23 @@ def test_a_failure_of_the_judge_is_not_remembered():
     assert grade_row(row | {"tests": calls(1)})["verdict"] == "pass"
 
 
+def test_a_fork_in_the_middle_of_a_verdict():
+    """A child forked while another thread starts its first box, or judges, judges the same program itself; catches
+    locks that stay held, and verdicts that nobody will bring any more."""
+    code = (
+        "import os, sys, threading, time\nfrom gspo.rewards.code import grade_row\n"
+        "row = {'id': 1, 'program': 'import time\\ndef f(x):\\n    time.sleep(1)\\n    return 1',"
+        " 'tests': [{'type': 'call', 'fn': 'f', 'args': [1], 'output': 1}]}\n"
+        "threads = [threading.Thread(target=grade_row, args=(row,)) for _ in range(3)]\n"
+        "[thread.start() for thread in threads]\ntime.sleep(float(sys.argv[1]))\n"
+        "child = os.fork()\nverdict = grade_row(row)['verdict']\n"
+        "if child == 0: os._exit(verdict != 'pass')\nprint(verdict, os.waitpid(child, 0)[1])"
+    )
+    for moment in ("0.02", "0.8"):
+        done = subprocess.run([sys.executable, "-c", code, moment], capture_output=True, text=True, timeout=100)
+        assert done.stdout == "pass 0\n", done.stderr
+
+
 def test_copies_of_a_response_are_judged_apart():
     """Two groups of four with two threads: no two responses of a group are under way at once, and rewards come back
     to their own rollouts. Catches copies that wait for each other while the second worker is idle."""

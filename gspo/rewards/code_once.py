@@ -59,8 +59,7 @@ def _forget(key: bytes) -> None:
 
 def _after_fork() -> None:
     """In a forked child no thread is left that would finish what was under way."""
-    global _lock
-    _lock = threading.Lock()
+    _lock._at_fork_reinit()  # pyright: ignore
     _verdicts.clear()
 
 

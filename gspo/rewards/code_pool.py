@@ -15,6 +15,7 @@ from typing import Any
 from gspo.rewards import frames
 
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=lambda: _lock._at_fork_reinit())  # pyright: ignore  (a thread may hold it)
 _pools: dict[tuple[int, int], Judges] = {}
 
 

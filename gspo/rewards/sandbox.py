@@ -121,6 +121,7 @@ def _box_of(tier: str, python: str | None) -> dict[str, Any]:
 
 
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=lambda: _lock._at_fork_reinit())  # pyright: ignore  (a thread may hold it)
 _tiers: dict[str, dict[str, Any]] = {}
 
 
