@@ -46,7 +46,7 @@ def expand(config_name: str, arguments: Sequence[str], *, drop: Sequence[str] = 
 
     Axes named in `drop` are left out. Raises Hydra's errors for what does not compose.
     """
-    args = get_args_parser().parse_args(list(arguments))
+    args = get_args_parser().parse_intermixed_args(list(arguments))
     if (
         args.help
         or args.hydra_help

@@ -124,7 +124,8 @@ def check(jobs: Sequence[Job]) -> list[Verdict]:
 
 
 def _verdict(job: Job) -> Verdict:
-    from gspo import launch
+    from gspo import continuation, launch
+    from gspo.formula import algebra
     from gspo.tracking import run_dir
 
     try:
@@ -134,7 +135,11 @@ def _verdict(job: Job) -> Verdict:
             return Verdict(finished=True)
         if ready.continued and run_dir.status(ready.directory) == "running":
             return Verdict(f"{ready.directory}: in use by a live process")
-        launch.material(job.run)
+        read = launch.material(job.run)
+        algebra(job.run.algo.objective, read.objective.keywords)
+        launch.readiness(job.run.reward)
+        if ready.continued:
+            continuation.require_same_data(ready.directory, read.stream.fingerprints())
     except ValueError as error:
         return Verdict(one_line(error))
     return Verdict(warnings=tuple(finding.text for finding in ready.findings))
