@@ -112,13 +112,17 @@ def split(batch: Batch, minibatches: int, *, seed: int) -> list[Batch]:
     return parts
 
 
-def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
-    """Rows sorted by length, cut so that rows * longest row <= `max_tokens` (one row at least), padding trimmed."""
+def micro_batches(batch: Batch, max_tokens: int, *, packed: bool = False) -> list[Batch]:
+    """Rows sorted by length, cut so that each part's cost <= `max_tokens` (one row at least), padding trimmed.
+
+    The cost is rows * longest row, or for rows that are `packed` end to end the sum of their lengths.
+    """
     order = torch.argsort(batch.lengths, stable=True)
     lengths = batch.lengths[order].tolist()
     parts, start = [], 0
     for stop in range(1, len(lengths) + 1):
-        if stop == len(lengths) or (stop + 1 - start) * lengths[stop] > max_tokens:
+        last = stop == len(lengths)
+        if last or (sum(lengths[start : stop + 1]) if packed else (stop + 1 - start) * lengths[stop]) > max_tokens:
             parts.append(select(batch, order[start:stop]))
             start = stop
     return parts

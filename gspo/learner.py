@@ -52,11 +52,13 @@ class Learner:
         routing_replay: str = "off",
         micro_batch_tokens: int,
         total_updates: int,
+        packed: bool = False,
         world: World | None = None,
     ):
         """`old_logp`: who says pi_theta_old, `trainer` or `sampler`; `routing_replay`: `off`, or `old` to take the
-        experts that pi_theta_old chose; `micro_batch_tokens`: padded tokens of a forward; `total_updates`: optimiser
-        steps at which the schedule ends. Raises ValueError for a replay on a dense model."""
+        experts that pi_theta_old chose; `micro_batch_tokens`: tokens of a forward, padding included; `total_updates`:
+        optimiser steps at which the schedule ends; `packed`: rows run end to end, without padding. Raises ValueError
+        for a replay on a dense model."""
         if routing_replay != "off":
             routing.routers(model)
         self.model, self.optim, self.clip = model, optim, clip
@@ -64,6 +66,7 @@ class Learner:
         self.routing_replay = routing_replay
         self.num_experts = int(routing.routers(model)[0][1].num_experts) if routing.is_moe(model) else 0  # pyright: ignore
         self.micro_batch_tokens, self.total_updates = micro_batch_tokens, total_updates
+        self.packed = packed
         self.world = world or World(device=next(model.parameters()).device)
         self.device = self.world.device
         self.updates = 0
@@ -85,9 +88,14 @@ class Learner:
             temperature=self.temperature,
             precision=self.precision,
             entropy=True,
+            packed=self.packed,
         )
         assert entropy is not None
         return logp, entropy
+
+    def micro_batches(self, batch: Batch) -> list[Batch]:
+        """The parts of a batch that go through the model at once."""
+        return micro_batches(batch, self.micro_batch_tokens, packed=self.packed)
 
     def logp(self, batch: Batch) -> Tensor:
         """log pi_theta(y_it | x, y_i<t) of the present weights: [B, T], in the micro-batches an update would use."""
@@ -119,7 +127,7 @@ class Learner:
         experts: Tensor | None = None
         place = torch.full((int(batch.row.max()) + 1,), -1)
         place[batch.row] = torch.arange(len(batch.row))
-        for micro, weight in parallel.deal(micro_batches(batch, self.micro_batch_tokens), self.world):
+        for micro, weight in parallel.deal(self.micro_batches(batch), self.world):
             micro = to(micro, self.device)
             with routing.record(self.model, micro.tokens, micro.lengths) if routes else nullcontext() as record:
                 logp, _ = self.token_logp(micro)
@@ -141,7 +149,7 @@ class Learner:
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss, rows = 0.0, []
-        for micro, weight in parallel.deal(micro_batches(minibatch, self.micro_batch_tokens), self.world):
+        for micro, weight in parallel.deal(self.micro_batches(minibatch), self.world):
             micro = to(micro, self.device)
             with self._replay(micro):
                 logp, entropy = self.token_logp(micro)
@@ -164,7 +172,7 @@ class Learner:
         """
         if not routing.is_moe(self.model):
             return None
-        probe = to(micro_batches(minibatch, self.micro_batch_tokens)[0], self.device)
+        probe = to(self.micro_batches(minibatch)[0], self.device)
         return routing_meter.expert_choices(self.model, probe.tokens, probe.lengths, precision=self.precision)
 
     @property

@@ -213,6 +213,9 @@ def assemble(
     )
     engine = Restarting(start, world)
     model = model_on(run, directory, world, precision)
+    packed = device == "cuda" and precision == "bfloat16"  # what torch's variable-length attention is made for
+    if packed:
+        policy.use_varlen(model)
     learner = Learner(
         model,
         run.optim,
