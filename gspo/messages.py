@@ -53,7 +53,7 @@ def one_line(error: BaseException) -> str:
     options = next((n for n, line in enumerate(kept) if line.startswith("Available options")), None)
     if options is not None:
         kept = [*kept[:options], f"{kept[options]} {', '.join(kept[options + 1 :])}"]
-    kept = typed(kept)
+    kept = [re.sub(r"^Missing mandatory value: (\S+)", r"\1=???: a value is needed", line) for line in typed(kept)]
     if "mismatched input '='" in text:
         kept.append("a value that contains = is quoted: 'key=\"a=b\"'")
     if "Value 'None'" in text or ("could not be converted" in text and "'null'" in text):

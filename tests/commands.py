@@ -35,7 +35,7 @@ def start(cwd, *arguments, program="train", before=None):
                 before()
             from gspo import cli
 
-            getattr(cli, program)()
+            getattr(cli, {"eval": "evaluate"}.get(program, program))()
             code = 0
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1

@@ -158,19 +158,19 @@ LATE = [
 ]
 """Seen only with torch, tokenizer or judge: before anything is created, but not within 3 seconds."""
 OTHERS = [
-    ("plan", ["train.group_size=1"], "train.group_size=1"),
+    ("plan", ["train.group_siz=1"], "unknown key train.group_siz; near it: train.group_size"),
     ("plan", ["model=gpt5"], "Could not find 'model/gpt5'"),
     ("eval", ["benchmark=none"], "Could not find 'benchmark/none'"),
-    ("eval", ["k=0"], "k=0: too small (accepted: 1 or more)"),
+    ("eval", ["k=0"], "benchmark.k=0: too small (accepted: 1 or more)"),
     ("eval", ["checkpoint=/no/such"], "checkpoint=/no/such: no checkpoint there (accepted: RUN/checkpoints/step_"),
     ("eval", ["compare", "a"], "compare takes two directories, not 1"),
-    ("eval", ["compare", "a", "b"], "a"),
-    ("grade", ["input=a", "output=b"], "input=a"),
-    ("grade", ["output=b"], "input=???"),
+    ("eval", ["compare", "a", "b"], "a: no finished evaluation (accepted: "),
+    ("grade", ["input=a", "output=b"], "input=a: no such file"),
+    ("grade", ["output=b"], "input=???: a value is needed"),
     ("sft", ["sft.batch=many"], "sft.batch=many: another type (accepted: a whole number)"),
     ("report", ["/no/such"], "no such directory: /no/such"),
     ("report", ["."], "no run directory (one with run.json) below ."),
-    ("report", ["clip", "."], "."),
+    ("report", ["clip", "."], "no run with sequences/*.parquet in ."),
 ]
 TABLE = [("train", *one) for one in (*SCHEMA, *GROUPS, *RANGES, *TOGETHER, *PLACES, *DATA)] + OTHERS
 REAL = [SCHEMA[5], RANGES[3], TOGETHER[-2], PLACES[3], DATA[9], DATA[20]]
