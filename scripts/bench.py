@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import bench_step
+
 Row = dict[str, Any]
 GIB = 2**30
 
@@ -35,6 +37,10 @@ def arguments() -> argparse.ArgumentParser:
     of_logp.add_argument("--vocab", type=int, default=151_936)
     of_logp.add_argument("--arms", nargs="+", help="run these alone, the first being the reference")
     of_logp.set_defaults(run=logp)
+
+    of_step = commands.add_parser("step", parents=[output], help="a training step by phase, in turns with others")
+    bench_step.add_arguments(of_step)
+    of_step.set_defaults(run=bench_step.step)
 
     of_sandbox = commands.add_parser("sandbox", parents=[output], help="tests of programs judged a second")
     of_sandbox.add_argument("--tests", type=int, nargs="+", default=[1, 10, 40], help="tests a program, a row each")
