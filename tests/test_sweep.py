@@ -21,22 +21,19 @@ MINE = """
 import os, signal, sys
 from gspo.algorithms.objectives import gspo
 
-def _but(what):
-    def objective(logp, old_logp, adv, mask, *, clip_low, clip_high):
-        if logp.shape[1] > 1:  # not the trial before the run
-            what()
-        return gspo(logp, old_logp, adv, mask, clip_low=clip_low, clip_high=clip_high)
-    objective.__doc__ = gspo.__doc__
-    return objective
-
 def mistake():
     raise TypeError("a mistake of mine")
-
-fine = _but(lambda: None)
-raises = _but(mistake)
-exits = _but(lambda: sys.exit(0))
-dies = _but(lambda: os.kill(os.getpid(), signal.SIGKILL))
 """
+OBJECTIVE = '''
+def {name}(logp, old_logp, adv, mask, *, clip_low, clip_high):
+    """
+    J = 1/N sum_i s_i A_i
+    """
+    if logp.shape[1] > 1:  # not the trial before the run
+        {what}
+    return gspo(logp, old_logp, adv, mask, clip_low=clip_low, clip_high=clip_high)
+'''
+WHAT = {"raises": "mistake()", "exits": "sys.exit(0)", "dies": "os.kill(os.getpid(), signal.SIGKILL)", "fine": "pass"}
 
 
 def words_of(*words):
@@ -132,7 +129,8 @@ def test_one_bad_job_and_nothing_starts(tmp_path, words, said):
 def test_what_a_job_does_is_one_row(tmp_path):
     """An exception, sys.exit and SIGKILL in three jobs, two at a time: the fourth finishes, the exit code is 1, each
     directory says what happened; started again, only the three are tried again, and a changed job is refused."""
-    (tmp_path / "mine.py").write_text(MINE)
+    functions = [OBJECTIVE.format(name=name, what=what) for name, what in WHAT.items()]
+    (tmp_path / "mine.py").write_text("\n".join([MINE, *functions]))
     words = ["-m", "train.steps=2", "algo.objective._target_=mine.raises,mine.exits,mine.dies,mine.fine",
              "clip=none", "sweep.workers=2"]  # fmt: skip
     done = sweep(tmp_path, *words, check=1, modules=tmp_path)

@@ -152,7 +152,7 @@ def _ended(job: Job, code: int, asked: bool) -> tuple[State, str]:
         status = "failed"  # there is no run directory
     if code == 0 and status == "finished":
         return "finished", ""
-    if status == "interrupted" or (asked and code in (130, -signal.SIGTERM)):
+    if code in (130, 143) or (asked and code == -signal.SIGTERM):
         return "interrupted", "the same command continues it"
     error = child.home(job, child.ERROR)
     if error.exists():
