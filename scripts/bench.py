@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import bench_mismatch
 import bench_step
 
 Row = dict[str, Any]
@@ -41,6 +42,10 @@ def arguments() -> argparse.ArgumentParser:
     of_step = commands.add_parser("step", parents=[output], help="a training step by phase, in turns with others")
     bench_step.add_arguments(of_step)
     of_step.set_defaults(run=bench_step.step)
+
+    of_mismatch = commands.add_parser("mismatch", parents=[output], help="engine against trainer, by precision")
+    bench_mismatch.add_arguments(of_mismatch)
+    of_mismatch.set_defaults(run=bench_mismatch.mismatch)
 
     of_sandbox = commands.add_parser("sandbox", parents=[output], help="tests of programs judged a second")
     of_sandbox.add_argument("--tests", type=int, nargs="+", default=[1, 10, 40], help="tests a program, a row each")

@@ -106,7 +106,8 @@ def ours(work: Path, overrides: list[str], steps: int, name: str) -> list[Row]:
     """Seconds by phase of each step but the first, from the metrics of a `gspo-train` in a process of its own."""
     command = [
         Path(sys.executable).parent / "gspo-train", f"model.path={work / 'model'}", "data=files",
-        f"data.path={work / 'prompts.jsonl'}", "data.template='{prompt}'", "reward=format", "reward._target_=bench_step.digit_share",
+        f"data.path={work / 'prompts.jsonl'}", "data.template='{prompt}'",
+        "reward=format", "reward._target_=bench_step.digit_share",
         "model.context=256", "sampling.max_tokens=64", "train.prompts_per_step=64", "train.group_size=8",
         "train.minibatches=4", f"train.steps={steps}", "optim.lr=1e-3", "tracking=jsonl", f"run.dir={work / name}",
         *overrides,
