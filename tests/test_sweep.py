@@ -116,7 +116,7 @@ def test_a_plan_into_head_is_quiet():
     [
         (["optim.lr=1e-4,-1"], "1 of 2 jobs refused, none started: optim.lr=-1.0"),
         (["algo=gspo,ppo"], "algo/ppo"),
-        (["seed=0,1", "run.dir=here"], "run.dir=here"),
+        (["seed=0,1", "run.dir=here"], "run.dir: jobs are named"),
     ],
 )
 def test_one_bad_job_and_nothing_starts(tmp_path, words, said):

@@ -64,8 +64,9 @@ def place(config: Any, hydra: Any) -> tuple[str, list[str]]:
     name, overrides = job_name(hydra.job.override_dirname), list(hydra.overrides.task)
     if config.resume not in ("never", "auto"):
         raise ValueError(f"resume={config.resume}: one directory for every job; never and auto are accepted")
-    if any(override.startswith("run.dir=") for override in overrides):
-        raise ValueError(f"run.dir={config.run.dir}: one directory for every job; sweep.name=NAME says where they are")
+    for key in ("run.dir", "run.name"):
+        if any(override.startswith(f"{key}=") for override in overrides):
+            raise ValueError(f"{key}: jobs are named by their overrides; sweep.name=NAME says where they are")
     config.run.name = name
     config.run.dir = f"{hydra.sweep.dir}/{name}"
     config.resume = "auto"
