@@ -66,6 +66,7 @@ class Parts:
         self.ledger.add_seconds(seconds["reward"] + seconds["sync"])
         learner = self.learner
         passes = minibatches[1:] if learner.old_logp == "trainer" or learner.routing_replay == "old" else []
+        passes += [m for m in minibatches if m.experts is None] if learner.aux_loss_coef else []
         lengths = [n for m in passes for n in (m.lengths - 1).tolist()]
         heads = sum(m.num_tokens for m in passes)
         self.ledger.add_forward("old_logp", lengths, heads, seconds["old_logp"])
@@ -136,6 +137,13 @@ def try_out(run: Run, stream: PromptStream) -> None:
     state = stream.state()
     prompt = stream.take(1, 0)[0]
     stream.restore(state)
+    needed = {"code_reward": "code", "math_reward": "math"}.get(run.reward["_target_"].rpartition(".")[2], prompt.kind)
+    if prompt.kind != needed:
+        has = {"math": "an answer", "code": "tests"}
+        raise ValueError(
+            f"reward._target_={run.reward['_target_']}: {prompt.source} has {has[prompt.kind]}, not {has[needed]} "
+            f"(accepted: reward={prompt.kind} or mixed, or other data)"
+        )
     steps = reward(prompt, Rollout(np.zeros(1, np.int64), np.ones(1, bool), np.zeros(1, np.float32), "stop", 0)).steps
     if steps is None:
         return
@@ -226,6 +234,7 @@ def assemble(
         routing_replay=run.train.routing_replay,
         micro_batch_tokens=run.trainer.micro_batch_tokens,
         total_updates=run.train.steps * run.train.minibatches,
+        aux_loss_coef=run.train.aux_loss_coef,
         world=world,
     )
     engine.weights = learner.weights

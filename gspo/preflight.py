@@ -33,7 +33,8 @@ WORDS = {
 }
 AT_LEAST = {
     "seed": 0, "train.steps": 1, "train.prompts_per_step": 1, "train.minibatches": 1, "train.max_skipped": 1,
-    "optim.warmup_steps": 0, "optim.weight_decay": 0, "sampling.max_tokens": 1, "model.context": 2,
+    "optim.warmup_steps": 0, "optim.weight_decay": 0, "train.aux_loss_coef": 0, "sampling.max_tokens": 1,
+    "model.context": 2,
     "rollout.check_every": 1, "rollout.workers": 1, "rollout.tensor_parallel": 1, "rollout.kv_cache_gb": 1,
     "trainer.devices": 1, "trainer.micro_batch_tokens": 1, "trainer.threads": 1, "tracking.samples": 0,
     "checkpoint.every": 0, "checkpoint.keep_last": 0,
@@ -65,7 +66,11 @@ def check(config: Config) -> list[Finding]:
     """
     device, count = here()
     where = None if device is None else Where(device, config["trainer"].get("devices") or count)
-    found = findings(config, find(config["model"]), where)
+    try:
+        shape = find(config["model"])
+    except (OSError, ValueError) as wrong:
+        raise ValueError(f"model.path={get(config, 'model.path')}: its config.json cannot be read: {wrong}") from wrong
+    found = findings(config, shape, where)
     errors = [finding.text for finding in found if finding.level == "error"]
     if errors:
         raise ValueError("; ".join(errors))
@@ -200,6 +205,15 @@ def sampler_precision(config: Config, shape: ModelShape | None, where: Where | N
         yield warning(config, "train.old_logp", reason)
 
 
+def replay(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
+    """Only a router chooses experts whose choice could be replayed, or whose load evened out."""
+    dense = shape is not None and not shape.experts
+    if get(config, "train.routing_replay") == "old" and dense:
+        yield error(config, "train.routing_replay", f"{get(config, 'model.name')} is dense, it has no routes", "off")
+    if get(config, "train.aux_loss_coef") and dense:
+        yield error(config, "train.aux_loss_coef", f"{get(config, 'model.name')} is dense, it has no router", "0")
+
+
 def schedule(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
     """Too short a run leaves collapse undetermined, and a warm-up longer than the run never reaches optim.lr."""
     steps, parts, warmup = (get(config, k) for k in ("train.steps", "train.minibatches", "optim.warmup_steps"))
@@ -245,6 +259,6 @@ def device_memory(config: Config, shape: ModelShape | None, where: Where | None)
 
 
 CHECKS: tuple[Callable[[Config, ModelShape | None, Where | None], Iterator[Finding]], ...] = (
-    words, numbers, group, minibatches, context, sampler, clip, clip_takes_effect, devices, device_memory,
+    words, numbers, group, minibatches, context, sampler, clip, clip_takes_effect, replay, devices, device_memory,
     clip_can_bind, clip_level, sampler_precision, schedule,
 )  # fmt: skip

@@ -24,7 +24,7 @@ def row(**fields):
     return GOOD + json.dumps(fields) + "\n"
 
 
-def tests(value):
+def judged_by(value):
     return {"set.jsonl": json.dumps({"prompt": "q", "tests": value}) + "\n"}
 
 
@@ -104,6 +104,8 @@ TOGETHER = [
     (["model.path=gspo:nothing"], "model.path=gspo:nothing: shipped are gspo:qwen3_moe_tiny"),
     (["model.path=/no/such/model"], "model.path=/no/such/model: no such directory"),
     (["model.path=folder"], "model.path=folder: a directory without config.json", {"folder/x": ""}),
+    (["model=qwen3_tiny", "train.routing_replay=old"], "train.routing_replay=old: qwen3_tiny is dense"),
+    (["model.path=bad"], "model.path=bad: its config.json cannot be read: Expecting", {"bad/config.json": "{"}),
 ]
 PLACES = [
     (["run.dir=null"], "run.dir=null: another type (accepted: a value, not null)"),
@@ -125,7 +127,7 @@ DATA = [
     ([*SET, "data.path=folder"], "data.path=folder: no file folder", {"folder/x": ""}),
     ([*SET, "data.template=x"], "data.template='x': must contain {prompt}", {"set.jsonl": GOOD}),
     ([*SET, "data.kind=proof"], "data.kind=proof", {"set.jsonl": GOOD}),
-    ([*SET, "data.drop_long=maybe"], "data.drop_long=maybe", {"set.jsonl": GOOD}),
+    ([*SET, "+data.drop_long=maybe"], "data.drop_long=maybe: bool is accepted", {"set.jsonl": GOOD}),
     (SET, "set.jsonl: holds no problem", {"set.jsonl": ""}),
     (SET, "set.jsonl:2: not JSON: ", {"set.jsonl": GOOD + '{"id": "b", "prom\n'}),
     (SET, "set.jsonl:1: a JSON object is needed, not list", {"set.jsonl": "[1]\n"}),
@@ -138,10 +140,14 @@ DATA = [
     (SET, "set.jsonl:1: not UTF-8: byte 0xff", {"set.jsonl": b'{"prompt": "\xff", "answer": "1"}\n'}),
     ([*SET, "data.path=set.jsonl.gz"], "set.jsonl.gz:1: not a whole gzip file", {"set.jsonl.gz": b"\x1f\x8b\x08no"}),
     ([*SET, "data.path=set.parquet"], "set.parquet: not a parquet file", {"set.parquet": b"PAR0"}),
-    (CODE, "set.jsonl:1: field 'tests' is [], a list of tests with at least one is needed", tests([])),
-    (CODE, "set.jsonl:1: field 'tests[0].type' is 'magic'; accepted: stdin, call, assert", tests([{"type": "magic"}])),
-    (CODE, "set.jsonl:1: field 'tests[0].output' is missing, str is needed", tests([{"input": "1"}])),
-    (CODE, "set.jsonl:1: field 'tests[0]' is int, an object is needed", tests([1])),
+    (CODE, "set.jsonl:1: field 'tests' is [], a list of tests with at least one is needed", judged_by([])),
+    (
+        CODE,
+        "set.jsonl:1: field 'tests[0].type' is 'magic'; accepted: stdin, call, assert",
+        judged_by([{"type": "magic"}]),
+    ),
+    (CODE, "set.jsonl:1: field 'tests[0].output' is missing, str is needed", judged_by([{"input": "1"}])),
+    (CODE, "set.jsonl:1: field 'tests[0]' is int, an object is needed", judged_by([1])),
 ]
 LATE = [
     (["rollout.workers=2"], "rollout.workers=2: only 1 (in this process) is accepted"),
@@ -149,12 +155,13 @@ LATE = [
     (['sampling.stop=[""]'], "sampling.stop=['']: an empty stop string stops everything"),
     (["model.chat_template=true"], "model.chat_template=true: the tokenizer of gspo:qwen3_moe_tiny has none"),
     (["reward=steps"], "rewards come by step"),
-    (["reward=code"], "tests"),
-    (SET, "\\frac{", {"set.jsonl": row(prompt="q", answer="\\frac{")}),
+    (
+        ["reward=code"],
+        "code_reward: arithmetic has an answer, not tests (accepted: reward=math or mixed, or other data)",
+    ),
+    (["data=tiny_programs"], "math_reward: tiny_programs has tests, not an answer (accepted: reward=code or mixed"),
     (SET, "prompts have over 216 tokens", {"set.jsonl": row(prompt="1" * 400, answer="1")}),
-    (["model=qwen3_tiny", "train.routing_replay=old"], "train.routing_replay=old"),
     (["algo.objective._target_=gspo.algorithms.objectives.nothing"], "algo.objective._target_="),
-    (["model.path=bad"], "model.path=bad", {"bad/config.json": "{"}),
 ]
 """Seen only with torch, tokenizer or judge: before anything is created, but not within 3 seconds."""
 OTHERS = [
@@ -173,7 +180,7 @@ OTHERS = [
     ("report", ["clip", "."], "no run with sequences/*.parquet in ."),
 ]
 TABLE = [("train", *one) for one in (*SCHEMA, *GROUPS, *RANGES, *TOGETHER, *PLACES, *DATA)] + OTHERS
-REAL = [SCHEMA[5], RANGES[3], TOGETHER[-2], PLACES[3], DATA[9], DATA[20]]
+REAL = [SCHEMA[5], RANGES[3], TOGETHER[-4], PLACES[3], DATA[9], DATA[20]]
 
 
 def refused(folder, program, arguments, said, files=None):
@@ -208,7 +215,7 @@ def test_one_line_and_nothing_else(tmp_path, case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LATE, ids=[" ".join(one[0])[-40:] for one in LATE])
 def test_what_only_the_tokenizer_and_the_judge_can_see(tmp_path, case):
-    """Combinations that functions refuse, and golds that no one can parse: still before anything is made."""
+    """Combinations that functions refuse, and data that the reward cannot judge: still before anything is made."""
     refused(tmp_path, "train", *case)
 
 
