@@ -40,6 +40,8 @@ class TrainSettings:
     5.3), weighted by the live router."""
     mask_truncated: bool = False
     """True: responses cut at max_tokens train no token (they stay in N)."""
+    aux_loss_coef: float = 0.0
+    """MoE: weight of the routers' load-balance loss (Switch Transformer, arXiv 2101.03961, Eq. 4); 0: none."""
     max_skipped: int = 3
     """Skipped updates in a row (non-finite loss or gradient) after which the run stops."""
 

@@ -17,6 +17,7 @@ from gspo.batch import micro_batches, to
 from gspo.config import ClipSettings, OptimSettings
 from gspo.metrics import Rows
 from gspo.parallel import World
+from gspo.schedule import schedule
 from gspo.types import Batch
 
 ObjectiveFn = Callable[..., Objective]
@@ -27,7 +28,7 @@ class Update:
     """What one optimiser step was."""
 
     loss: float
-    """-J of the mini-batch, before the step."""
+    """-J of the mini-batch before the step, plus aux_loss_coef * aux_loss where that is asked for."""
     grad_norm: float
     """Global L2 norm of the gradient before clipping."""
     lr: float
@@ -35,6 +36,8 @@ class Update:
     """True: loss or gradient was not finite and the weights were left as they were."""
     rows: Rows
     """One entry a response of the mini-batch (`sequences.of_update`)."""
+    aux_loss: float | None = None
+    """The routers' load-balance loss of the mini-batch; None without `aux_loss_coef`."""
 
 
 class Learner:
@@ -52,21 +55,23 @@ class Learner:
         routing_replay: str = "off",
         micro_batch_tokens: int,
         total_updates: int,
+        aux_loss_coef: float = 0.0,
         packed: bool = False,
         world: World | None = None,
     ):
         """`old_logp`: who says pi_theta_old, `trainer` or `sampler`; `routing_replay`: `off`, or `old` to take the
         experts that pi_theta_old chose; `micro_batch_tokens`: tokens of a forward, padding included; `total_updates`:
-        optimiser steps at which the schedule ends; `packed`: rows run end to end, without padding. Raises ValueError
-        for a replay on a dense model."""
-        if routing_replay != "off":
+        optimiser steps at which the schedule ends; `aux_loss_coef`: weight of the routers' load-balance loss;
+        `packed`: rows run end to end, without padding. Raises ValueError for a replay or a load-balance loss on a
+        dense model."""
+        if routing_replay != "off" or aux_loss_coef:
             routing.routers(model)
         self.model, self.optim, self.clip = model, optim, clip
         self.precision, self.temperature, self.old_logp = precision, temperature, old_logp
         self.routing_replay = routing_replay
         self.num_experts = int(routing.routers(model)[0][1].num_experts) if routing.is_moe(model) else 0  # pyright: ignore
         self.micro_batch_tokens, self.total_updates = micro_batch_tokens, total_updates
-        self.packed = packed
+        self.aux_loss_coef, self.packed = aux_loss_coef, packed
         self.world = world or World(device=next(model.parameters()).device)
         self.device = self.world.device
         self.updates = 0
@@ -148,14 +153,19 @@ class Learner:
         weights that sampled.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        loss, rows = 0.0, []
+        loss, aux, rows = 0.0, 0.0, []
+        balance = self._balance(minibatch) if self.aux_loss_coef else None
         for micro, weight in parallel.deal(self.micro_batches(minibatch), self.world):
             micro = to(micro, self.device)
-            with self._replay(micro):
+            with self._replay(micro), balance.watch() if balance else nullcontext() as routed:
                 logp, entropy = self.token_logp(micro)
                 old_logp = logp.detach() if micro.old_logp is None else micro.old_logp.to(logp)
                 terms = objective(logp, old_logp, micro.adv.to(logp), micro.mask)
                 micro_loss = -terms.value.sum() / denominator(terms, minibatch)
+                if balance and routed is not None:
+                    uneven = balance.loss(routed, micro)
+                    micro_loss = micro_loss + self.aux_loss_coef * uneven
+                    aux += weight * uneven.item()
                 (micro_loss * weight * self.world.size).backward()  # the ranks' gradients are averaged
             if weight:
                 loss += micro_loss.item()
@@ -163,7 +173,8 @@ class Learner:
                 rows.append(self._rows(micro, logp, old_logp, entropy, terms, trainer_says))
         loss, rows = parallel.total(loss, self.world), [r for part in parallel.gather(rows, self.world) for r in part]
         grad_norm, lr, skipped = self._step(loss)
-        return Update(loss, grad_norm, lr, skipped, sequences.concatenate(rows))
+        aux = parallel.total(aux, self.world)
+        return Update(loss, grad_norm, lr, skipped, sequences.concatenate(rows), aux if balance else None)
 
     def routes(self, minibatch: Batch) -> Tensor | None:
         """Experts chosen for the mini-batch's first micro-batch, [layers, tokens, k]; None for a dense model.
@@ -195,6 +206,15 @@ class Learner:
         """Every parameter under its name in transformers' state dict, whole on every rank, one at a time."""
         yield from parallel.full_weights(self.model)
 
+    def _balance(self, minibatch: Batch) -> routing_meter.Balance:
+        """What the load-balance loss of the mini-batch's parts needs to know of the whole: its experts' shares."""
+        if (experts := minibatch.experts) is None:
+            _, experts = self._pass(minibatch, routes=True)
+        assert experts is not None
+        load = routing_meter.expert_load(experts.flatten(0, 1).transpose(0, 1), self.num_experts)
+        load = parallel.sum_tensor(load.to(self.device), self.world)
+        return routing_meter.Balance(self.model, load, int((minibatch.lengths - 1).sum()))
+
     def _replay(self, micro: Batch) -> AbstractContextManager[None]:
         """The recorded routes around forward and backward (recomputation included), where the batch carries any."""
         if micro.experts is None:
@@ -225,18 +245,3 @@ def denominator(terms: Objective, minibatch: Batch) -> int:
     if terms.denominator not in counts:
         raise ValueError(f"objective denominator {terms.denominator!r}: {sorted(counts)} are accepted")
     return counts[terms.denominator]
-
-
-def schedule(optim: OptimSettings, update: int, total: int) -> float:
-    """Factor of the peak learning rate at optimiser step `update` (from 0) of `total`.
-
-    Linear warm-up over `warmup_steps`, then `constant` 1, `linear` to 0, or `cosine` to 0.
-    """
-    if update < optim.warmup_steps:
-        return (update + 1) / optim.warmup_steps
-    if optim.schedule == "constant":
-        return 1.0
-    progress = (update - optim.warmup_steps) / max(total - optim.warmup_steps, 1)
-    if optim.schedule == "linear":
-        return 1.0 - progress
-    return 0.5 * (1.0 + math.cos(math.pi * progress))

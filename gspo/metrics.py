@@ -153,6 +153,7 @@ FROM_UPDATES: list[Metric] = [
 FROM_ROUTING: list[Metric] = [
     Metric("moe/expert_change", "share of assignments", "(token, layer, expert) assignments of a micro-batch that the "
            "step's updates moved / all of them; at steps that check the engine; also by layer (/layer0 ...)"),
+    Metric("moe/aux_loss", "1", "E * sum_e f_e P_e, mean over layers and updates; with `train.aux_loss_coef` only"),
     Metric("moe/load_max_mean", "ratio", "busiest expert's load / mean load after the updates, mean over layers"),
 ]  # fmt: skip
 

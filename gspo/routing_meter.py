@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gspo.routing import PAD, real_inputs, record
+from gspo.routing import PAD, real_inputs, record, router_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from gspo.types import Batch
 
 
 class Change(NamedTuple):
@@ -70,6 +73,25 @@ def load_imbalance(load: Tensor) -> Tensor:
     return load.amax(-1) / load.mean(-1)
 
 
+class Balance:
+    """The load-balance loss of a mini-batch in micro-batches, each with the shares of the whole."""
+
+    def __init__(self, model: PreTrainedModel, load: Tensor, num_tokens: int):
+        """`load` [layers, num_experts]: assignments in the whole mini-batch; `num_tokens`: its real inputs."""
+        self.model, self.num_tokens = model, num_tokens
+        self.share = load.double() / load.sum(-1, keepdim=True)
+
+    def watch(self) -> AbstractContextManager[list[Tensor]]:
+        """The routers' logits of the forward inside the block."""
+        return router_logits(self.model)
+
+    def loss(self, logits: Sequence[Tensor], micro: Batch) -> Tensor:
+        """The micro-batch's part of the loss, from its routers' `logits`, padded or packed."""
+        real = real_inputs(micro.tokens, micro.lengths).flatten()
+        real = real if len(logits[0]) == len(real) else real[real]
+        return load_balance_loss(logits, real, 1, share=self.share, num_tokens=self.num_tokens)
+
+
 def load_balance_loss(
     router_logits: Sequence[Tensor],
     mask: Tensor,
@@ -95,7 +117,7 @@ def load_balance_loss(
         probs = logits[real].softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         if share is None:
             chosen = probs.detach().topk(k, -1).indices.flatten()
-            f = chosen.bincount(minlength=logits.shape[-1]) / max(len(chosen), 1)
+            f = chosen.bincount(minlength=logits.shape[-1]).to(probs) / max(len(chosen), 1)
         else:
             f = share[layer].to(probs)
         losses.append(logits.shape[-1] * (f * probs.sum(0)).sum() / max(num_tokens or len(probs), 1))

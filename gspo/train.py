@@ -165,6 +165,9 @@ def update_metrics(updates: list[Update]) -> dict[str, float]:
         "optim/lr": updates[-1].lr,
         "optim/skipped": sum(update.skipped for update in updates),
     }
+    uneven = [update.aux_loss for update in updates if update.aux_loss is not None]
+    if uneven:
+        row["moe/aux_loss"] = float(np.mean(uneven))
     for k, update in enumerate(updates):
         row |= {f"optim/loss/mb{k}": update.loss, f"optim/grad_norm/mb{k}": update.grad_norm}
     return row

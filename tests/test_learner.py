@@ -12,7 +12,10 @@ from gspo.algorithms.hybrids import dapo
 from gspo.algorithms.objectives import grpo, gspo, gspo_token
 from gspo.batch import micro_batches, split
 from gspo.config import ClipSettings, OptimSettings
-from gspo.learner import Learner, schedule
+from gspo.learner import Learner
+from gspo.routing import real_inputs
+from gspo.routing_meter import load_balance_loss
+from gspo.schedule import schedule
 from gspo.types import Batch
 
 GSPO = ClipSettings(low=3e-4, high=4e-4)
@@ -81,6 +84,33 @@ def test_the_cut_does_not_change_the_gradient(tmp_path, objective, dtype, tolera
         for name, grad in expected.items():
             gap = (found[name] - grad).abs().max() / grad.abs().max().clamp(min=1e-30)
             assert gap <= tolerance or grad.abs().max() < 1e-12, (name, gap)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_load_balance_loss_is_that_of_the_whole_mini_batch(tmp_path, packed):
+    """loss = -J + c * aux in 1 part or many, and gradients add up (routers compute in float32: 1e-6); catches shares of
+    a micro-batch, padding that is counted, and a coefficient of 0 that changes a bit."""
+    model = load(tmp_path)
+    bound = functools.partial(gspo, clip_low=3e-4, clip_high=4e-4)
+    minibatch = batch()
+    minibatch.old_logp = drifted_old_logp(learner(model), minibatch)
+    inputs = real_inputs(minibatch.tokens, minibatch.lengths)
+    with routing.router_logits(model) as logits:
+        model(input_ids=minibatch.tokens[:, :-1], use_cache=False)
+    direct = load_balance_loss(logits, inputs, 2)
+    direct.backward()
+    of_aux = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    plain, without = gradients(model, minibatch, bound, 10_000)
+    assert plain.aux_loss is None
+    for tokens in (30, 10_000):
+        lrn = learner(model, tokens=tokens, lr=1e-30, packed=packed)
+        lrn.aux_loss_coef = 0.5
+        update = lrn.update(minibatch, bound, on_policy=False)
+        assert update.aux_loss == pytest.approx(direct.item(), rel=1e-6)
+        assert update.loss == pytest.approx(plain.loss + 0.5 * direct.item(), rel=1e-6)
+        for name, parameter in model.named_parameters():
+            expected = without[name] + 0.5 * of_aux.get(name, torch.zeros(()))
+            assert (parameter.grad - expected).abs().max() <= 1e-6 * expected.abs().max(), name
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "qwen3"])

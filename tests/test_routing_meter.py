@@ -78,7 +78,7 @@ def test_load_balance_loss_of_micro_batches_adds_up():
     whole = load_balance_loss(list(logits), mask, 2)
     (expected,) = torch.autograd.grad(whole, logits)
     choices = logits[:, mask].topk(2, -1).indices
-    share = expert_load(choices, 4) / choices[0].numel()
+    share = expert_load(choices, 4).double() / choices[0].numel()
     more = {"share": share, "num_tokens": int(mask.sum())}
     parts = [load_balance_loss(list(logits[:, at]), mask[at], 2, **more) for at in (slice(0, 5), slice(5, 12))]
     (gradient,) = torch.autograd.grad(sum(parts), logits)
