@@ -134,9 +134,9 @@ def test_job_names_are_safe_and_unique():
     [
         (["foo=1"], "unknown key foo"),
         (["train.stps=3"], "near it: train.steps"),
-        (["train.steps=abc"], "'abc'"),
+        (["train.steps=abc"], "train.steps=abc"),
         (["algo=ppo"], "gspo-token"),
-        (["clip.high=None"], "'None'"),
+        (["clip.high=None"], "clip.high=None"),
         (["seed=1,2"], "seed=1,2"),
         (["train.group_size=1"], "train.group_size=1"),
         (["train.prompts_per_step=30"], "train.minibatches=4"),
