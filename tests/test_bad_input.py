@@ -24,8 +24,9 @@ def row(**fields):
     return GOOD + json.dumps(fields) + "\n"
 
 
-def judged_by(value):
-    return {"set.jsonl": json.dumps({"prompt": "q", "tests": value}) + "\n"}
+def judged_by(*value):
+    """A set whose one row has these tests."""
+    return {"set.jsonl": json.dumps({"prompt": "q", "tests": list(value)}) + "\n"}
 
 
 SCHEMA = [
@@ -140,14 +141,14 @@ DATA = [
     (SET, "set.jsonl:1: not UTF-8: byte 0xff", {"set.jsonl": b'{"prompt": "\xff", "answer": "1"}\n'}),
     ([*SET, "data.path=set.jsonl.gz"], "set.jsonl.gz:1: not a whole gzip file", {"set.jsonl.gz": b"\x1f\x8b\x08no"}),
     ([*SET, "data.path=set.parquet"], "set.parquet: not a parquet file", {"set.parquet": b"PAR0"}),
-    (CODE, "set.jsonl:1: field 'tests' is [], a list of tests with at least one is needed", judged_by([])),
+    (CODE, "set.jsonl:1: field 'tests' is [], a list of tests with at least one is needed", judged_by()),
     (
         CODE,
         "set.jsonl:1: field 'tests[0].type' is 'magic'; accepted: stdin, call, assert",
-        judged_by([{"type": "magic"}]),
+        judged_by({"type": "magic"}),
     ),
-    (CODE, "set.jsonl:1: field 'tests[0].output' is missing, str is needed", judged_by([{"input": "1"}])),
-    (CODE, "set.jsonl:1: field 'tests[0]' is int, an object is needed", judged_by([1])),
+    (CODE, "set.jsonl:1: field 'tests[0].output' is missing, str is needed", judged_by({"input": "1"})),
+    (CODE, "set.jsonl:1: field 'tests[0]' is int, an object is needed", judged_by(1)),
 ]
 LATE = [
     (["rollout.workers=2"], "rollout.workers=2: only 1 (in this process) is accepted"),

@@ -89,7 +89,8 @@ class Mirror:
     def __init__(self, directory: RunDir | Path, settings: Settings, *, name: str) -> None:
         check(settings.wandb)
         self.path = directory if isinstance(directory, Path) else directory.path
-        self.mode, self.project, self.group, self.name = settings.wandb, settings.project, settings.group, name
+        self.mode = settings.wandb
+        self.project, self.group, self.name = record.redact([settings.project, settings.group, name])
         self.run: Any = None
         self.pid = os.getpid()
         self.opened = self.mode == "disabled"
