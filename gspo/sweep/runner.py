@@ -6,6 +6,7 @@ its own, and cannot see what another did. Only the jobs' processes do work.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -55,8 +56,12 @@ def preload(jobs: Sequence[Job]) -> None:
 
         if reason := available():
             print(f"rollout: vLLM is not available ({reason}); transformers generates instead", file=sys.stderr)
+    from matplotlib import figure  # noqa: F401
     from matplotlib.backends import backend_agg  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # a job's collections leave out what was imported here, and its memory stays shared
 
 
 def run(jobs: Sequence[Job], verdicts: Sequence[Verdict], at_once: int) -> tuple[list[Row], int]:
