@@ -87,7 +87,7 @@ def test_every_experiment_is_a_sweep(experiment):
     assert config.sweep.name == experiment
 
 
-@pytest.mark.parametrize("seeds", ["three", "five", "ten"])
+@pytest.mark.parametrize("seeds", ["three", "four", "five", "ten"])
 def test_seeds_are_a_sweep(seeds):
     """`seeds=five` without --multirun must not run one seed."""
     register()
@@ -95,7 +95,7 @@ def test_seeds_are_a_sweep(seeds):
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = compose("train", overrides=[f"seeds={seeds}"], return_hydra_config=True)
     assert config.hydra.mode.name == "MULTIRUN"
-    count = {"three": 3, "five": 5, "ten": 10}[seeds]
+    count = {"three": 3, "four": 4, "five": 5, "ten": 10}[seeds]
     assert config.hydra.sweeper.params.seed == ",".join(map(str, range(count)))
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from gspo.report.collect import Run, flatten
 
-NOT_COMPARED = ("seed", "run.", "resume", "debug", "tracking.", "checkpoint.", "sweep.", "hydra.")
+NOT_COMPARED = ("seed", "run.", "resume", "debug", "tracking.", "checkpoint.", "sweep.", "hydra.", "plan.")
 """Keys of config.yaml that do not change what is learned."""
 RECORDED = ("git.commit", "git.dirty", "versions.", "device", "data")
 """Parts of run.json that comparable runs share."""
 EXPLAINS = {
     "algo": ("algo.", "clip."),
-    "arm": ("algo.", "clip."),
+    "arm": ("algo.", "clip.", "reward.", "train.routing_replay"),
     "model": ("model.", "data.", "reward.", "optim.lr", "sampling.max_tokens", "train.prompts_per_step",
               "train.group_size", "trainer.micro_batch_tokens"),
 }  # fmt: skip
