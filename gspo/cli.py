@@ -148,6 +148,13 @@ def compare(arguments: list[str]) -> int:
     return 0
 
 
+def export() -> None:
+    """`gspo-export`: a checkpoint as a Hugging Face directory."""
+    from gspo.export import main
+
+    sys.exit(main())
+
+
 def report() -> None:
     """`gspo-report`: figures and tables from run directories."""
     from gspo.report.command import main

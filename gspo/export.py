@@ -1,6 +1,6 @@
 """A checkpoint as a Hugging Face directory, which transformers, vLLM and the hub read.
 
-python -m gspo.export RUN|CHECKPOINT OUT [--dtype float32|bfloat16]
+gspo-export RUN|CHECKPOINT OUT [--dtype float32|bfloat16]
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _write(path: Path, out: Path, settings: dict[str, Any], dtype: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m gspo.export", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser("gspo-export", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("source", type=Path, metavar="RUN|CHECKPOINT")
     parser.add_argument("out", type=Path, help="a new directory")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
@@ -76,7 +76,7 @@ def main() -> int:
     try:
         print(export(args.source, args.out, dtype=args.dtype))
     except (ValueError, OSError) as error:
-        print(f"gspo.export: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"gspo-export: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 

@@ -103,16 +103,16 @@ def sum_tensor(tensor: Tensor, world: World) -> Tensor:
     return tensor
 
 
-def shard(model: nn.Module, world: World, *, precision: str) -> nn.Module:
+def shard(model: nn.Module, world: World, *, precision: str, even_one: bool = False) -> nn.Module:
     """FSDP2: every block and the rest sharded over all ranks; float32 masters, compute in `precision`.
 
     Gradients are averaged over ranks, so the loss is scaled by `world.size` (a divide factor of 1 needs PREMUL_SUM,
-    which gloo lacks).
+    which gloo lacks). A world of one is left as it is unless `even_one`.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    if world.size == 1:
+    if world.size == 1 and not even_one:
         return model
     mesh = init_device_mesh(torch.device(world.device).type, (world.size,))
     low = torch.bfloat16 if precision == "bfloat16" else None

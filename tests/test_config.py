@@ -129,38 +129,6 @@ def test_job_names_are_safe_and_unique():
     assert all("/" not in name and 0 < len(name.encode()) <= 130 for name in names)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["foo=1"], "unknown key foo"),
-        (["train.stps=3"], "near it: train.steps"),
-        (["train.steps=abc"], "train.steps=abc"),
-        (["algo=ppo"], "gspo-token"),
-        (["clip.high=None"], "clip.high=None"),
-        (["seed=1,2"], "seed=1,2"),
-        (["train.group_size=1"], "train.group_size=1"),
-        (["train.prompts_per_step=30"], "train.minibatches=4"),
-        (["sampling.top_p=0.9"], "sampling.top_p=0.9"),
-        (["sampling.top_k=5"], "sampling.top_k=5"),
-        (["model.path=/no/such/model"], "/no/such/model"),
-        (["data.min_terms=two"], "data.min_terms=two"),
-        (["data.min_terms=9"], "data.min_terms=9"),
-        (["data=gsm8k", "data.path=/no/such/file.jsonl"], "/no/such/file.jsonl"),
-        (["reward.lenient=5"], "reward.lenient=5"),
-        (["resume=/no/such/run"], "/no/such/run"),
-        (["model.context=30"], "sampling.max_tokens=40"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, overrides, said):
-    """Exit code 2, one line that names the value, and nothing created."""
-    done = subprocess.run([BIN / "gspo-train", *overrides], cwd=tmp_path, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("warning:")]
-    assert done.returncode == 2, done.stderr
-    assert len(lines) == 1, done.stderr
-    assert said in lines[0]
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_run_directory_that_exists_is_left_alone(tmp_path):
     """Without resume nothing in it is touched."""
     (tmp_path / "run").mkdir()

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import ssl
 import urllib.error
 import urllib.request
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gspo.data.source import Row, Source
+from gspo.rewards.nodes import balanced
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +195,8 @@ def _answer(record: dict[str, Any], names: list[str], after: str | None, at: str
         answer = answer.rpartition(after)[2].replace(",", "")
     if not answer.strip():
         raise ValueError(f"{at}: field '{name}' has nothing after {after!r}")
+    if not balanced(re.sub(r"\\\\|\\[{}]|[^{}]", "", answer)):
+        raise ValueError(f"{at}: field '{name}' is {answer!r:.60}, whose braces do not balance: it cannot be parsed")
     return answer.strip()
 
 

@@ -105,14 +105,19 @@ class VllmEngine:
             raise
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, *, seed: int, step: int) -> list[list[Rollout]]:
-        """`[P][G]` responses; see `Engine.generate`."""
+        """`[P][G]` responses; see `Engine.generate`. Raises RuntimeError when the engine is dead."""
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
         check_prompts(prompts, group_size, self._context)
         if not prompts:
             return []
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
         how = [self._request(prompt, group_size, request_seed(seed, step, prompt.id)) for prompt in prompts]
-        with kept():
-            outputs = self._llm.generate(requests, how, use_tqdm=False)
+        try:
+            with kept():
+                outputs = self._llm.generate(requests, how, use_tqdm=False)
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise RuntimeError(f"vLLM: {type(error).__name__}: {error}") from error
         return [self._group(prompt, output, group_size) for prompt, output in zip(prompts, outputs, strict=True)]
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
