@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 os.environ |= {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -9,3 +11,15 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
 }
 os.environ.setdefault("GSPO_DATA", os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data"))
+
+ONE_AFTER_ANOTHER = ("test_code", "test_evaluate", "test_programs", "test_reward_speed", "test_sandbox",
+                     "test_sandbox_limits", "test_score", "test_steps")  # fmt: skip
+"""Files whose boxes would be taken for each other's leftovers, or whose rates need a core."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """With several processes (`-n 2 --dist loadgroup`) a file's tests stay in one, and those of boxes all in the same."""
+    for item in items:
+        name = item.path.stem
+        item.add_marker(pytest.mark.xdist_group("boxes" if name in ONE_AFTER_ANOTHER else name))

@@ -34,6 +34,7 @@ def three_updates(model, objective, world):
             n = len(update.rows["row"])
             judged = {"reward": update.rows["adv"].astype(float), "group": minibatch.group.numpy()[:n]}
             judged |= dict.fromkeys(("truncated", "empty"), update.rows["length"] * 0)
+            judged |= {"reward_low": judged["reward"], "reward_high": judged["reward"]}
             judged |= {"sampled": update.rows["length"], "sample": update.rows["length"]}
             rows = sequences.join(judged, [update.rows])
             out["metrics"] = metrics.from_rows(rows)
