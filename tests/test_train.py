@@ -124,8 +124,14 @@ def test_a_signal_finishes_the_step(tmp_path):
     assert (tmp_path / "run" / "checkpoints" / f"step_{lines(tmp_path / 'run'):06d}").is_dir()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", ["gspo", "grpo", "gspo-token"])
+@pytest.mark.parametrize(
+    "algo",
+    [
+        pytest.param("gspo", marks=pytest.mark.slow),
+        pytest.param("grpo", marks=pytest.mark.slow),
+        pytest.param("gspo-token", marks=pytest.mark.long),  # with one advantage a response it is gspo
+    ],
+)
 def test_the_main_job_learns(tmp_path, algo):
     """Tiny Qwen3-MoE with real vLLM, 40 steps: the mean reward of the last 10 is at least 0.08 above the first 10."""
     train(tmp_path, f"algo={algo}", "run.dir=run", "tracking=jsonl", "train.steps=40", small=False)
