@@ -270,6 +270,109 @@ def test_near_misses_are_wrong():
     assert mistakes(table) == []
 
 
+GUESSES = {
+    "5": [
+        r"5\text{ or 12}",
+        r"5\text{, 12, 13}",
+        r"5\text{; 12}",
+        r"5\ \text{or 12}",
+        r"5\text{ or twelve}",
+        r"5\text{, twelve}",
+        r"5\mathrm{\ or\ 12}",
+        r"5\text{ but maybe 12}",
+        r"5\text{ otherwise 3}",
+        r"5\text{ unless x=0}",
+        r"5\text{ cm or 6 cm}",
+        r"5\text{ to 12}",
+        r"5\text{-12}",
+        r"5\mbox{ when x>0}",
+        r"\text{5 or 12}",
+        "5 (or 12)",
+        "5 otherwise 12",
+    ],
+    "12": [
+        r"12\text{ (13 is also possible)}",
+        r"12\text{ if x>0, else 13}",
+        r"12\text{ or more}",
+        r"12\text{ if } x>0",
+        r"12\text{ and also 13}",
+        r"12\text{ apples or pears}",
+        "12_5",
+        r"12_{\text{five}}",
+    ],
+    "x+1": [r"x+1\text{ or 2}", r"x+1\text{ or } 2", r"x+1\text{, 2}"],
+    "A": [
+        "(A),(B),(C)",
+        "A) 5, B) 6, C) 7",
+        "A. B. C. D.",
+        "A) or B)",
+        "A) B",
+        "(A) or B",
+        "(A)(B)",
+        "(A)~(B)",
+        "A: 5; B: 6",
+        "A/B",
+        r"\text{(A) or (B)}",
+        r"\text{(A), (B)}",
+        r"\text{A. or B.}",
+        r"\text{A, B}",
+        r"\text{A) 5 or B) 6}",
+        r"\text{(A) is wrong, (B) is right}",
+        r"\text{not (A)}",
+        r"\textbf{(A)}\ \text{or}\ \textbf{(B)}",
+        r"(A)\ 5,\ (B)\ 6",
+    ],
+    "B": [r"(B)\ \text{and}\ (C)", "(B), (C)", r"(B)\&(C)", r"(B)\ \text{and } C", r"(B)\ \text{(C)}"],
+    r"(A)\ 5": [r"(A)\ 5,\ (B)\ 6", "(A) or (B)", r"(A)\ 6", r"(B)\ 5"],
+    r"\text{A, B}": ["A", "(A)", "A, C", "A, B, C"],
+    "7": ["7_8", r"7_{\text{eight}}", "7_{8}"],
+    "101": ["101_2", "5_{10}", "101_3"],
+    "2516_8": ["1358", "2516_{10}", "2516_7"],
+}
+
+
+def test_several_guesses_are_no_answer():
+    """Guesses in a text behind the answer, letters side by side, and a base that nobody asked for."""
+    table = [(gold, f"So it is $\\boxed{{{form}}}$.", False) for gold, forms in GUESSES.items() for form in forms]
+    assert mistakes(table) == []
+
+
+ONE_GUESS = {
+    "5": [
+        r"5\text{ apples}",
+        r"5\text{ cm}^2",
+        r"5\text{ square units}",
+        r"5\text{ miles per hour}",
+        r"5\ \text{m}^{3}",
+        r"5\text{ sq. ft.}",
+        r"5\text{ km/h}",
+        r"5\text{ (units)}",
+        r"5\text{ cm2}",
+    ],
+    "A": [
+        "A.",
+        r"(A)\ 5",
+        r"(A)\ \{1,2\}",
+        r"(A)\ (1,2)",
+        r"(A)\ x+B",
+        r"(A)\ 5\text{ or }6",
+        r"\text{(A) Bob and Alice}",
+        r"\text{(A) I and II}",
+        r"\text{option A}",
+    ],
+    r"\text{A, B}": ["A,B", "(A), (B)", "B, A", r"\text{A and B}", r"(B)\text{ and }(A)"],
+    "5, 12": [r"5\text{ or 12}", r"\text{5 and 12}", r"5\text{, 12}"],
+    "2516_8": ["2516", r"2516_{\text{eight}}", "2516_{8}", "1358_{10}"],
+    "12": ["12_{10}"],
+}
+
+
+def test_words_behind_one_answer():
+    """A unit, the content of a choice, a list where the gold is one: right."""
+    table = [(gold, f"So it is $\\boxed{{{form}}}$.", True) for gold, forms in ONE_GUESS.items() for form in forms]
+    assert mistakes(table) == []
+
+
 BOXES = [
     ("42", r"\boxed{\boxed{42}}", True),
     ("42", r"\boxed{x = \boxed{42}}", True),

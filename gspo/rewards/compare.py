@@ -247,12 +247,17 @@ def numbers(gold: Leaf, answer: Leaf, factor: Fraction) -> bool:
 
 
 def based(gold: Node, answer: Node) -> bool:
-    """Numbers in a base: by value when both name theirs, by digits when one does not."""
+    """Numbers in a base: by value when both name theirs; a gold's base may be left out, its digits may not change.
+
+    For a gold without a base only base ten is right: any other states another number, or an answer not asked for.
+    """
     if isinstance(gold, Based) and isinstance(answer, Based):
         return int(gold.digits, gold.base) == int(answer.digits, answer.base)
     node, other = (gold, answer) if isinstance(gold, Based) else (answer, gold)
     assert isinstance(node, Based)
     if isinstance(other, Leaf) and other.unit != NONE:
+        return False
+    if node is answer and node.base != 10:
         return False
     return isinstance(other, Leaf | Word) and other.text.lower().lstrip("0") == node.digits
 

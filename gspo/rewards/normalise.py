@@ -102,8 +102,10 @@ def word(content: str) -> str:
     bare = re.sub(r"\s+", " ", content.replace("$", "").replace("~", " ")).strip()
     if re.fullmatch(r"(?:,\s*)?(?:and|or)(?:\s*,)?", bare, re.IGNORECASE):
         return f" \\text{{{bare.strip(', ').lower()}}} "
-    if not bare or (not re.search(r"[A-Za-z]{2,}", bare) and re.search(r"^[-+.\d(]*\d|[=<>]", bare)):
+    if not bare or (not re.search(r"[A-Za-z]{2,}", bare) and re.search(r"^[-+.,;\d(]*\d|[=<>]|^[,; \d]*$", bare)):
         return f" {bare} "
+    if len(pieces := re.split(r"\b(and|or)\b", bare, flags=re.IGNORECASE)) > 1:  # what they join stands apart
+        return " ".join(map(word, pieces))
     if re.fullmatch(r"[eidx]", bare):
         return bare
     if re.fullmatch(rf"\\?(?:{NAME})", bare):

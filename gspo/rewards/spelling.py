@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lamda mu nu xi pi rho sigma tau phi chi psi omega"
 _CAPITALS = "gamma delta theta lamda xi pi sigma phi psi omega"
@@ -26,6 +27,7 @@ SYMBOLS = {
     **dict.fromkeys("⁄∕", "/"),
     **dict.fromkeys("°º˚", "^\\circ "),
     **dict.fromkeys("′’‘", "'"),
+    **{"″": "''", "‴": "'''"},
     **dict.fromkeys("∗＊", "*"),
     **{letter: f"\\mathbb{{{name}}}" for letter, name in zip("ℝℤℕℚℂ", "RZNQC", strict=True)},
     **{
@@ -48,7 +50,11 @@ def _macro(names: str) -> str:
     return rf"\\(?:{'|'.join(names.split())}){END}"
 
 
-_SPELLINGS = (
+def _primes(found: re.Match[str]) -> str:
+    return "'" * max(1, len(re.findall(r"\\prime|'", found.group(1) or "")))
+
+
+_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (_macro("leqslant leqq leq le"), r"\\le "),
     (_macro("geqslant geqq geq ge"), r"\\ge "),
     (_macro("neq ne") + r"|\\not\s*=|!=|<>|(?<==)/=", r"\\ne "),
@@ -79,6 +85,8 @@ _SPELLINGS = (
     (_macro("implies Rightarrow therefore"), r"\\Rightarrow "),
     (_macro("wedge land"), r"\\text{and}"),
     (_macro("vee lor"), r"\\text{or}"),
+    (r"\s*\^\s*(?:\{((?:\s*(?:\\prime(?![A-Za-z])|'))+)\s*\}|\\prime(?![A-Za-z]))", _primes),
+    (r"\\prime(?![A-Za-z])", "'"),
 )
 SPELLINGS = tuple((re.compile(pattern), to) for pattern, to in _SPELLINGS)
 """Macros and operators, applied in this order."""

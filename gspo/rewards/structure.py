@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from gspo.rewards import regions, relations
+from gspo.rewards import choices, regions, relations
 from gspo.rewards.nodes import (
     Based,
-    Choice,
     Group,
     Leaf,
     Many,
@@ -34,9 +33,20 @@ from gspo.rewards.rational import NotRational, TooBig, rational
 from gspo.rewards.units import NONE, read_unit
 
 TEXT = r"\\text\{[^{}]*\}"
+NO_UNIT = (
+    "and|or|nor|either|neither|not|if|else|otherwise|unless|when|where|while|but|also|maybe|perhaps|possibly|possible|"
+    "alternatively|then|than|to|versus|vs|is|are|was|were|be|because|since|plus|minus|one|two|three|four|five|six|seven|"
+    "eight|nine|ten|eleven|twelve|mod"
+)
+"""Words that say more than what is counted: a second guess, a condition, another number."""
+UNIT_TEXT = (
+    rf"\\text\{{(?!(?i:[^{{}}]*\b(?:{NO_UNIT})\b))\s*\(?(?:\^\\circ\s*)?"
+    r"[^\W\d_](?:[^\W\d_]|[ .'/-]|\^?-?[234]\b)*\)?\s*\}"
+)
+"""A name of what is counted or measured: `cm^2`, `square feet`, `miles per hour`, `(units)`."""
 LETTER_UNIT = r"\s(?:m|s|g|h|L|J|N|W|V)(?:\^\{[23]\})?(?:/(?:s|h|m)(?:\^\{2\})?)?"
 UNIT_TAIL = re.compile(
-    rf"(?P<body>.*?[\d)\]}}a-zA-Z!|.])\s*(?P<unit>(?:(?:{TEXT}|\^\\circ\s*[FC]?)\s*(?:\^\{{-?\d\}})?\s*(?:/|\\cdot)?\s*)+"
+    rf"(?P<body>.*?[\d)\]}}a-zA-Z!|.])\s*(?P<unit>(?:(?:{UNIT_TEXT}|\^\\circ\s*[FC]?)\s*(?:\^\{{-?\d\}})?\s*(?:/|\\cdot)?\s*)+"
     rf"|(?<=[\d}} ]){LETTER_UNIT}|(?<=\d)m\^\{{[23]\}})",
     re.DOTALL,
 )
@@ -44,12 +54,6 @@ MONEY = r"dollars?|euros?|pounds?|yen|cents?|USD|US dollars?|Rs\.?|EUR"
 CURRENCY = re.compile(rf"(?P<sign>[-+]?)\s*\\text\{{(?P<unit>{MONEY})\}}\s*(?P<body>[-+\d.(\\].*)", re.DOTALL)
 PERCENT = re.compile(
     r"(?P<body>.*?)\s*(?:\\?%|\\text\{\s*(?:percents?|percentages?|pct|per cent|%)\s*\})\s*", re.DOTALL
-)
-CHOICE = re.compile(
-    r"\\text\{\s*(?:(?:option|choice|answer)\s*)?(?:\((?P<a>[A-J])\)|(?P<b>[A-J])[).:])\s*(?P<words>[^{}]*)\}[).:]?(?P<after>.*)"
-    r"|(?:\((?P<c>[A-J])\)|(?P<d>[A-J])\s*[).:](?!\d))\s*(?P<content>.*)"
-    r"|\\text\{\s*(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s*)?(?P<e>[A-J])\s*\}|\\text\{(?:[Oo]ption|[Cc]hoice)\}\s*\(?(?P<f>[A-J])\)?",
-    re.DOTALL,
 )
 MATRICES = r"[pbBvV]?matrix|smallmatrix|array|cases|aligned|align\*?|gathered"
 ENVIRONMENT = re.compile(rf"[\[(|]?\s*\\begin\{{({MATRICES})\}}(.*)\\end\{{\1\}}\s*[\])|.]?", re.DOTALL)
@@ -79,13 +83,8 @@ def read(text: str) -> Node:
         return Region((regions.LINE,), (), "", text)
     if EMPTY.fullmatch(text):
         return Region((), (), "", text)
-    if choice := CHOICE.fullmatch(text):
-        letter = next(x for x in choice.group("a", "b", "c", "d", "e", "f") if x)
-        words = trim(choice.group("words") or "")
-        content = (f"\\text{{{words}}}" if re.search(r"[A-Za-z]", words) else words) + (
-            choice.group("after") or choice.group("content") or ""
-        )
-        return Choice(letter, read(content) if trim(content) else None)
+    if found := choices.choice(text, read):
+        return found
     word = re.fullmatch(rf"(?:{TEXT}[\s'\".!-]*)+", text)
     if word and not re.search(r"\\text\{(?:and|or)\}", text):
         words = " ".join(fold(w) for w in re.findall(r"\\text\{([^{}]*)\}", text))
