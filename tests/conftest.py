@@ -17,11 +17,8 @@ ONE_AFTER_ANOTHER = ("test_code", "test_evaluate", "test_programs", "test_reward
 """Files whose boxes would be taken for each other's leftovers, or whose rates need a core."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
+def pytest_itemcollected(item):
     """With `-n 2 --dist loadgroup` the tests of a file stay in one process, and those of boxes all in the same."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
+    if item.config.pluginmanager.hasplugin("xdist"):
         name = item.path.stem
         item.add_marker(pytest.mark.xdist_group("boxes" if name in ONE_AFTER_ANOTHER else name))
