@@ -373,6 +373,93 @@ def test_words_behind_one_answer():
     assert mistakes(table) == []
 
 
+PI = "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899"
+ROOT2 = "1.41421356237309504880168872420969807856967187537694807317667973799073247846210704"
+EQUAL = {
+    "0": [
+        r"\sin\pi",
+        r"\cos\frac{\pi}{2}",
+        r"\sin 180^\circ",
+        r"\cos 90^\circ",
+        r"\tan\pi",
+        r"\ln 1",
+        r"e^{i\pi}+1",
+        r"\sqrt{2}\sqrt{3}-\sqrt{6}",
+        r"(\sqrt2+\sqrt3)^2-5-2\sqrt6",
+        r"\sin^2 x+\cos^2 x-1",
+    ],
+    r"\sin\pi": ["0"],
+    r"\cos\frac{\pi}{2}": ["0", r"\sin\pi"],
+    "|x|": [r"\sqrt{x^2}"],
+    "|10-x|": ["|x-10|", r"\sqrt{(x-10)^2}"],
+    "|x-3|+|x+3|": ["|3-x|+|-x-3|"],
+    r"\sqrt{1000-x^2}": [r"\sqrt{(\sqrt{1000}-x)(\sqrt{1000}+x)}"],
+    r"\cos 36^\circ": [r"\frac{1+\sqrt5}{4}"],
+    r"\binom{2n}{n}": [r"\frac{(2n)!}{n!^2}"],
+    r"\frac{n(n+1)}{2}": [r"\binom{n+1}{2}"],
+    "f'": [r"f^{\prime}", r"f^\prime"],
+    "f''(x)": [r"f^{\prime\prime}(x)", "f″(x)"],
+    "x'+x": ["x+x'"],
+    "y''+y=0": ["y+y''=0"],
+    "x_1'": ["x'_1"],
+    r"\int_0^1 x^2 dx": [r"\frac13", r"\int_0^1 x^2\,dx", r"\int_0^1 t^2 dt"],
+    r"\int_0^1 \frac{1}{1+x^2}\,dx": [r"\frac{\pi}{4}"],
+    r"\sum_{k=1}^3 k": ["6"],
+    r"\sum_{k=1}^n k": [r"\frac{n(n+1)}{2}"],
+    r"\sum_{k=1}^{\infty}\frac{1}{2^k}": ["1"],
+    r"\sum_{k=1}^n a_k": [r"\sum_{k=1}^{n} a_{k}"],
+    r"\prod_{k=1}^4 k": ["24"],
+    r"\lim_{x\to0}\frac{\sin x}{x}": ["1"],
+    r"\frac{d}{dx}x^2": ["2x"],
+    r"\gcd(12,18)": ["6"],
+}
+
+
+def test_equal_values_of_different_form():
+    """Zeros that a floating-point residue hides, pieces that agree everywhere, primes, and operations in the gold."""
+    table = [(gold, f"So it is $\\boxed{{{form}}}$.", True) for gold, forms in EQUAL.items() for form in forms]
+    assert mistakes(table) == []
+
+
+UNEQUAL = {
+    "0": [r"\sin 1", "10^{-60}", "e^{-1000}", r"\sin(10^{-40})", "x"],
+    "1": ["1+e^{-1000}", "1+10^{-50}", r"\sqrt{1+e^{-1000}}"],
+    "6": ["|x-3|+|x+3|", r"\sum_{k=1}^3 k"],
+    "10-x": ["|x-10|"],
+    "100-x": ["|x-100|", r"\sqrt{(x-100)^2}", "|100-x|"],
+    "x+10": ["|x+10|", r"\sqrt{(x+10)^2}"],
+    "x-1000": ["|x-1000|"],
+    "2x": ["|x-50|+|x+50|"],
+    "x": ["x+e^{-1000}", "x+10^{-60}", "x'", r"x^{\prime}", "x''", r"\lfloor x\rfloor"],
+    r"\pi": [PI, PI[:52], PI[:62], rf"\frac{{{PI.replace('.', '')}}}{{1{'0' * 80}}}"],
+    r"\frac{\pi}{2}": [rf"\frac{{{PI}}}{{2}}"],
+    r"\pi r^2": [f"{PI}r^2"],
+    r"\sqrt2": [ROOT2, ROOT2[:53]],
+    r"\frac{\pi}{4}": [rf"\arctan(1.{'0' * 60}1)"],
+    "5": ["5'", r"5^{\prime}", "5''", "5′", r"5\prime"],
+    "x+1": ["(x+1)'"],
+    "f": ["f'"],
+    "f'": ["f", "f''"],
+    "f'(x)=2x": ["f(x)=2x"],
+    "y'=2x": ["y=2x"],
+    "x'": ["x", "x''"],
+    "x'+x": ["2x", "2x'"],
+    "y''+y=0": ["y'+y=0"],
+    r"\int_0^1 x^2 dx": [r"\frac12", r"\int_0^1 x^3 dx"],
+    r"\sum_{k=1}^3 k": ["7", "5"],
+    r"\sum_{k=1}^n a_k": ["n a_k", "na_n"],
+    r"\sum_{k=1}^{n} f(k)": ["nf(k)"],
+    r"\sum_{k=1}^{100000000} \frac{\sin k}{k^3+1}": ["1"],
+    r"\frac{d}{dx}x^2": ["x^2"],
+}
+
+
+def test_unequal_values_that_look_alike():
+    """Pieces that part far out, decimals however long, tiny differences, primes, operations not carried out."""
+    table = [(gold, f"So it is $\\boxed{{{form}}}$.", False) for gold, forms in UNEQUAL.items() for form in forms]
+    assert mistakes(table) == []
+
+
 BOXES = [
     ("42", r"\boxed{\boxed{42}}", True),
     ("42", r"\boxed{x = \boxed{42}}", True),

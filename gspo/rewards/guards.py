@@ -7,6 +7,9 @@ import re
 from gspo.rewards.answers import group_end
 from gspo.rewards.rational import MOST_CHARACTERS, MOST_DEPTH, MOST_DIGITS, NotRational, TooBig, rational
 
+BOUND = re.compile(r"\\(?:sum|prod|int)\s*(?:_\s*(?:\{[^{}]*\}|\w))?\s*$")
+"""What an upper bound, which is no exponent, stands behind."""
+
 
 def too_big(text: str) -> str | None:
     """Why this text must not reach a computer algebra system; None when it may."""
@@ -25,7 +28,7 @@ def too_big(text: str) -> str | None:
         end = group_end(text, found.end() - 1)
         inner = text[found.end() : end - 1]
         towers = max(towers, inner.count("^"))
-        reason = _huge(inner, 5_000)
+        reason = None if BOUND.search(text[max(0, found.start() - 80) : found.start()]) else _huge(inner, 5_000)
         if reason or towers >= 3:
             return reason or "a tower of powers"
     for found in re.finditer(r"\\binom\{", text):

@@ -7,6 +7,9 @@ choice or text is compared by math-verify's grammar in a killable process. Polic
 * a list or an "or" of guesses is wrong unless the gold is a list or set; sets ignore order and repeats, tuples do not;
 * exact golds need exact answers: a rounded decimal is wrong, an exact expression of equal value is right;
 * an unevaluated integral, sum, limit, ... that the gold does not hold is wrong, and so is a contradiction (`41=42`);
+* an unevaluated operation in the gold stands for its value, where that can be worked out within the deadline;
+* the base of a number may be left out where the gold names it (its digits are compared, not its value: `2516` for
+  `2516_8`, not `1358`), and may not be named where the gold has none;
 * `50\\%` is right for gold 50 and for gold 0.5; units may be left out, but not contradict.
 """
 
@@ -21,6 +24,7 @@ from typing import Any
 from gspo.rewards import killable
 from gspo.rewards.answers import find_answer, last_box
 from gspo.rewards.compare import Comparer
+from gspo.rewards.dialect import plain_latex, primes
 from gspo.rewards.guards import too_big
 from gspo.rewards.nodes import Leaf, Many, Node, Nothing, squeeze
 from gspo.rewards.normalise import normalise
@@ -28,6 +32,8 @@ from gspo.rewards.numeric import clearly_different
 from gspo.rewards.structure import read
 from gspo.types import Prompt, Reward, Rollout, Verdict
 
+KINDS = ("math",)
+"""Kinds of prompts that are judged here."""
 DEADLINE = 3.0
 """Seconds in workers for one answer, all its parts together."""
 _OPERATIONS = r"i{0,3}int|oint|sum|prod|lim|limsup|liminf|partial|gcd|lcm|max|min|sup|inf|det|[bp]?mod|nabla|Pr"
@@ -84,22 +90,6 @@ def check_gold(gold: Any) -> str | None:
     return None
 
 
-def _for_worker(text: str) -> str:
-    """Plain LaTeX for the grammar: decimals as fractions, mixed numbers as sums, degrees in radians."""
-    text = re.sub(
-        r"(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}",
-        lambda m: f"({m[1]}+\\frac{{{m[2]}}}{{{m[3]}}})" if int(m[2]) < int(m[3]) else m[0],
-        text,
-    )
-    text = re.sub(
-        r"(\d+)\.(\d*)|(?<!\d)\.(\d+)",
-        lambda m: f"\\frac{{{(m[1] or '0') + (m[2] or m[3] or '')}}}{{1{'0' * len(m[2] or m[3] or '')}}}",
-        text,
-    )
-    text = re.sub(r"(\d+|\([^()]*\))\s*\^\\circ", r"(\1\\cdot\\frac{\\pi}{180})", text)
-    return re.sub(r"\\text\{(?:and|or)\}", ",", text)
-
-
 def _symbolic(used: list[str], workers: int) -> Any:
     """`(gold, answer) -> equal` through the workers, with one deadline for all its calls."""
     left = DEADLINE
@@ -113,9 +103,13 @@ def _symbolic(used: list[str], workers: int) -> Any:
             raise _Failed(f"the gold answer is too big: {reason}")
         if left <= 0:
             raise _Failed(f"no answer within {DEADLINE:g} s")
-        if clearly_different(gold, answer):
+        right, given = primes(gold), primes(answer)
+        if right is None or given is None:
+            used.append("not read as mathematics")
             return False
-        request = {"gold": _for_worker(gold), "answer": _for_worker(answer)}
+        if clearly_different(right, given):
+            return False
+        request = {"gold": plain_latex(right), "answer": plain_latex(given)}
         used.append("math-verify")
         begun = time.monotonic()
         try:

@@ -15,7 +15,7 @@ from gspo.rewards.answers import group_end
 from gspo.rewards.rational import MIXED, MOST_DEPTH, NUMBER, NotRational, TooBig, number
 
 FAR = "1e-20"
-"""Relative difference beyond which two values are different."""
+"""Difference beyond which two values are different: relative, and absolute, since what cancels leaves a residue."""
 POINTS = (("0.7391", "0.1237"), ("1.3807", "0.2741"), ("2.6179", "0.0913"))
 """Value of the first variable, and the step to the next, in alphabetical order."""
 FUNCTIONS = (
@@ -36,9 +36,10 @@ FUNCTIONS = (
 )
 """Longer names first."""
 CALLS = {"arcsin": "asin", "arccos": "acos", "arctan": "atan"}
-GREEK = re.compile(
-    r"\\(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega|Delta|Omega)(?![A-Za-z])"
+GREEK_NAMES = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega|Delta|Omega"
 )
+GREEK = re.compile(rf"\\({GREEK_NAMES})(?![A-Za-z])")
 SUBSCRIPT = re.compile(r"\s*_\s*(?:\{([A-Za-z0-9,]+)\}|([A-Za-z0-9]))")
 
 
@@ -217,6 +218,8 @@ def _values(texts: tuple[str, str]) -> list[tuple[Any, Any]]:
         _context.dps = 50
     names = _Names(_context.mpf("1.5"))
     for text in texts:
+        if "\\frac{d}{d" in text:
+            raise Unreadable("a derivative")
         _Reader(text, _context, names).whole()
     values = []
     for first, step in POINTS if names else POINTS[:1]:
@@ -232,7 +235,7 @@ def clearly_different(gold: str, answer: str) -> bool:
             values = _values((gold, answer))
             far = _context.mpf(FAR)
             apart = [
-                abs(x - y) > far * max(abs(x), abs(y))
+                abs(x - y) > far * max(1, abs(x), abs(y))
                 for x, y in values
                 if _context.isfinite(x) and _context.isfinite(y)
             ]
