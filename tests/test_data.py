@@ -254,6 +254,12 @@ FAULTS = [
     ([GOOD | {"answer": True}], "1: field 'answer' is bool"),
     ([GOOD | {"prompt": 7}], "1: field 'prompt' is int"),
     ([GOOD | {"prompt": "  "}], "1: field 'prompt' is empty"),
+    ([GOOD | {"answer": "see solution"}], "1: field 'answer': the gold answer 'see solution' is no answer"),
+    ([GOOD, GOOD | {"id": "b", "answer": "nonsense \\frac{"}], "2: field 'answer': .* braces do not balance"),
+    ([GOOD | {"answer": "\\frac{1}{}"}], "1: field 'answer': .* lacks an operand"),
+    ([GOOD | {"answer": "2x+"}], "1: field 'answer': .* lacks an operand"),
+    ([GOOD | {"answer": "2x+5="}], "1: field 'answer': .* cannot be read"),
+    ([GOOD | {"answer": "\\boxed{}"}], "1: field 'answer': .* the answer is empty"),
     ([GOOD, GOOD], "2: field 'id' is 'a', as on line 1"),
     ([GOOD | {"id": ["a"]}], r"1: field 'id' is \['a'\]"),
     ([[1, 2]], "1: a JSON object is needed, not list"),
@@ -277,7 +283,7 @@ def test_faults_name_file_line_and_field(rows, said, tmp_path):
 def test_answers_are_numbers_texts_or_left_out(tmp_path, caplog):
     """0 is an answer; null and blank ones are left out only when asked, and counted."""
     file = tmp_path / "set.jsonl"
-    answers = ["0", 0, 2.5, None, " "]
+    answers = ["0", 0, 2.5, None, " ", "see solution", r"\frac{1"]
     file.write_text("".join(json.dumps({"prompt": "q", "answer": a}) + "\n" for a in answers))
     source = files(path=str(file), drop_unanswered=True)
     assert [(source.row(i).id, source.row(i).reference) for i in range(source.size or 0)] == [
@@ -285,7 +291,7 @@ def test_answers_are_numbers_texts_or_left_out(tmp_path, caplog):
         ("2", "0"),
         ("3", "2.5"),
     ]
-    assert "2 rows without an answer are left out (line 4, 5)" in caplog.text
+    assert "4 rows without an answer are left out (line 4, 5, 6, 7)" in caplog.text
     with pytest.raises(ValueError, match="4: field 'answer' is missing"):
         files(path=str(file))
 

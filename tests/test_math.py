@@ -513,14 +513,30 @@ def test_parts_stay_apart():
 
 @pytest.mark.parametrize(
     "gold",
-    ["", "  ", "$$", "see solution", "See the proof.", "None", "n/a", r"\boxed{}", r"\frac{1}{0}", "2=3", None, 5],
-)
+    ["", "  ", "$$", "see solution", "See the proof.", "None", "n/a", r"\boxed{}", r"\frac{1}{0}", "2=3", None, 5,
+     r"nonsense \frac{", r"\frac{1}{}", r"\sqrt{}", "2x+", "x=", r"3\cdot", "x^", "{1,2", r"x^{99999}+1"],
+)  # fmt: skip
 def test_gold_that_is_no_answer_is_refused(gold):
-    """B21: such a row is refused at load, and never earns a reward whatever the response says."""
+    """B21: such a row is refused at load, and the verifier has failed whatever the response says, or does not say."""
     assert check_gold(gold) is not None
     if isinstance(gold, str):
-        judged = verify(gold, f"\\boxed{{{gold}}}")
-        assert (judged.verdict, judged.path) == ("verifier failed", "gold refused")
+        for response in (f"\\boxed{{{gold}}}", r"\boxed{1}", r"\boxed{x+7y}", r"\boxed{\text{no}}", "no box"):
+            judged = verify(gold, response)
+            assert (judged.verdict, judged.path) == ("verifier failed", "gold refused")
+
+
+TEXTS = [
+    "Friday", r"\text{even}", r"\text{None of these}", r"\text{October 30}", r"\text{Softball, Kickball}", "H_2O",
+    r"0^+", "solution A", r"\text{no solution}", "$t(0,4]$", r"5'", r"30^\circ 15'", r"\triangle ABC", "]1,2[",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gold", TEXTS)
+def test_a_text_is_an_ordinary_gold(gold):
+    """A word, or a formula beyond the grammar, is compared as a text: right or wrong, and never a failure."""
+    answers = ["7", "x+7y", r"\text{odd}", r"\frac{", r"\sqrt{2}x", "(1,3)", "A"]
+    table = [(gold, f"\\boxed{{{gold.strip('$')}}}", True), *((gold, f"\\boxed{{{a}}}", False) for a in answers)]
+    assert mistakes(table) == []
 
 
 @pytest.mark.parametrize("name", ["math500.jsonl", "aime24.jsonl", "aime25.jsonl", "olympiadbench_math_en.jsonl"])

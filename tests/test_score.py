@@ -214,10 +214,11 @@ def test_grade_writes_one_verdict_a_row(tmp_path):
         ("c", "wrong", 0.0, "truncated"),
     ]
     assert "graded 3 of 3" in said.getvalue()
-    bad = write(tmp_path / "bad.jsonl", [*good, {"id": "d", "gold": "", "response": "x"}])
-    assert grade(*MATH, bad, tmp_path / "out2.jsonl", stream=said) == 1
-    last = json.loads((tmp_path / "out2.jsonl").read_text().splitlines()[-1])
-    assert (last["verdict"], last["reward"]) == ("verifier_failed", None)
+    for gold in ("", r"nonsense \frac{"):
+        bad = write(tmp_path / "bad.jsonl", [*good, {"id": "d", "gold": gold, "response": r"\boxed{1}"}])
+        assert grade(*MATH, bad, tmp_path / "out2.jsonl", stream=said) == 1
+        last = json.loads((tmp_path / "out2.jsonl").read_text().splitlines()[-1])
+        assert (last["verdict"], last["reward"]) == ("verifier_failed", None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import re
 import ssl
 import urllib.error
 import urllib.request
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gspo.data.source import Row, Source
-from gspo.rewards.nodes import balanced
+from gspo.rewards.math import check_gold
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +50,9 @@ def files(
     several names of a field the first that a row has counts. `template` is what the user says, `{prompt}` the problem.
     `answer_after`: the answer is what follows this mark in the field, without thousands commas. A row without
     `id_field` is named after its number. Other fields go into `meta`. Rows of kind `code` need tests: a list of
-    {type: stdin | call | assert, ...}, or test code as a text. `drop_unanswered` leaves out the rows whose answer is
-    null or empty, and says how many; `drop_long` those whose prompts are too long for the model.
+    {type: stdin | call | assert, ...}, or test code as a text. `drop_unanswered` leaves out the rows whose answer
+    is null, empty or of no use to the verifier (`gspo.rewards.math.check_gold`), and says how many; `drop_long`
+    those whose prompts are too long for the model.
     Raises ValueError naming file, line (rows count from 1) and field for whatever is wrong.
     """
     if "{prompt}" not in template:
@@ -70,6 +70,12 @@ def files(
         reference = (
             _tests(record, tests_field, at) if kind == "code" else _answer(record, answer_field, answer_after, at)
         )
+        if kind == "math" and (why := check_gold(reference)):
+            if drop_unanswered:
+                unanswered.append(line)
+                continue
+            name_of = _field(record, answer_field, at)[0]
+            raise ValueError(f"{at}: field '{name_of}': {why}; data.drop_unanswered=true leaves such rows out")
         row_id = _id(record, id_field, line, at)
         if row_id in ids:
             raise ValueError(f"{at}: field '{id_field}' is {row_id!r}, as on line {ids[row_id]}; ids must be unique")
@@ -195,8 +201,6 @@ def _answer(record: dict[str, Any], names: list[str], after: str | None, at: str
         answer = answer.rpartition(after)[2].replace(",", "")
     if not answer.strip():
         raise ValueError(f"{at}: field '{name}' has nothing after {after!r}")
-    if not balanced(re.sub(r"\\\\|\\[{}]|[^{}]", "", answer)):
-        raise ValueError(f"{at}: field '{name}' is {answer!r:.60}, whose braces do not balance: it cannot be parsed")
     return answer.strip()
 
 

@@ -26,8 +26,8 @@ from gspo.rewards.answers import find_answer, last_box
 from gspo.rewards.compare import Comparer
 from gspo.rewards.dialect import plain_latex, primes
 from gspo.rewards.guards import too_big
-from gspo.rewards.nodes import Leaf, Many, Node, Nothing, squeeze
-from gspo.rewards.normalise import normalise
+from gspo.rewards.nodes import Leaf, Many, Node, Nothing, balanced, squeeze
+from gspo.rewards.normalise import PLAIN, normalise
 from gspo.rewards.numeric import clearly_different
 from gspo.rewards.structure import read
 from gspo.types import Prompt, Reward, Rollout, Verdict
@@ -48,6 +48,11 @@ REFUSED = re.compile(
     r"None|null|[Uu]nknown|TB[DA]|[Aa]nswers?(?: (?:may )?var(?:y|ies))?|[-?._*\s]*"
 )
 """Whole golds that stand for a missing answer."""
+
+BROKEN = re.compile(
+    r"\\(?:frac|binom)\{(?:\s*\}|[^{}]*\}\{\s*\})|\\sqrt(?:\[[^\]]*\])?\{\s*\}|(?<!\^)(?<!\^\{)(?:[-+/=^_]|\\(?:cdot|times|div|pm|cup)\s?)$"
+)
+"""Formulas cut short: an empty argument, an operator at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +79,28 @@ def _gold(gold: str) -> tuple[str, Node]:
 
 
 def check_gold(gold: Any) -> str | None:
-    """Why a row with this gold answer must be refused; None when it can be judged."""
-    if not isinstance(gold, str):
-        return f"the gold answer {gold!r} is no text"
+    """Why a row with this gold answer must be refused; None when it can be judged.
+
+    A look at the text, no computer algebra: a formula that is well formed and still beyond the grammar is not caught.
+    It counts as a text, and so does a word: another answer than the same text is wrong, never a failure.
+    """
+    return _refused(gold) if isinstance(gold, str) else f"the gold answer {gold!r} is no text"
+
+
+@lru_cache(maxsize=4096)
+def _refused(gold: str) -> str | None:
+    if PLAIN.fullmatch(gold):
+        return None
     bare = gold.strip().strip("$").strip()
     if REFUSED.fullmatch(bare):
         return f"the gold answer {gold!r} is no answer"
-    node = _gold(gold)[1]
+    if not balanced(re.sub(r"\\\\|\\[{}]|[^{}]", "", gold)):
+        return f"the gold answer {gold[:60]!r} cannot be read: its braces do not balance"
+    text, node = _gold(gold)
+    if broken := BROKEN.search(text):
+        return f"the gold answer {gold[:60]!r} cannot be read: {broken.group(0).strip()!r} lacks an operand"
+    if isinstance(node, Leaf) and node.value is None and not node.big and (reason := too_big(text)):
+        return f"the gold answer {gold[:60]!r} is too big: {reason}"
     if isinstance(node, Nothing):
         return f"the gold answer {gold!r} cannot be read: {node.why}"
     if isinstance(node, Leaf) and node.undefined:
