@@ -71,6 +71,64 @@ def test_which_block_is_graded_for_a_script():
     assert extract_program(fenced(program), opened=True) is None
 
 
+READERS = [
+    "n = int(input())\nprint(n)",
+    "import sys\nfor line in sys.stdin: print(line)",
+    "from sys import stdin\nprint(stdin.read())",
+    "print(open(0).read())",
+    "print(open('/dev/stdin').read())",
+    "import os\nprint(os.read(0, 99))",
+    "import fileinput\nprint(*fileinput.input())",
+    "read = input\nprint(read())",
+    "print(*map(int, iter(input, '')))",
+    "print(f'{input()}')",
+    "print input()",
+]
+MENTIONS = [
+    "print('reads input() from you')",
+    'print("sys.stdin")',
+    '"""Call input() first."""\nprint(3)',
+    "print(3)  # input()",
+    "text = '''\nn = input()\n'''\nprint(text)",
+    "print(f'input() gives {3}')",
+    "input_size = 3\nprint(input_size)",
+    "print 'input() is read'",
+    'x = (\n"""input()',
+]
+
+
+@pytest.mark.parametrize("mention", MENTIONS)
+def test_a_text_that_mentions_input_reads_none(mention):
+    """A string, docstring or comment after the solution that speaks of `input()` would be graded in its place."""
+    for program in READERS:
+        assert extract_program(fenced(program) + fenced(mention)) == program + "\n"
+    assert extract_program(fenced(mention) + fenced(READERS[0]) + fenced("print(1)")) == READERS[0] + "\n"
+
+
+def test_a_text_that_holds_a_definition_defines_nothing():
+    """A function in a string of a block that does not parse would be graded in the solution's place."""
+    text = "print '''\ndef f(x):\n    return 0\n'''"
+    assert extract_program(fenced(GOOD) + fenced(text), "f") == GOOD + "\n"
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [[], [{"type": "bogus"}], [{}], ["x"], [{"type": "stdin", "input": "1"}],
+     [{"type": "call", "fn": "f", "args": [1]}], [{"type": "assert", "code": "f(1) =="}], [{"type": "assert", "code": "f(1)"}],
+     [*SQUARE, {"type": ["call"]}]],
+)  # fmt: skip
+def test_bad_tests_are_no_zero(tests):
+    """B31: tests that could judge no program are the row's fault with code, without code and with cut-off code."""
+    for text in (fenced(GOOD), "no code here"):
+        for finish in ("stop", "length"):
+            judged = reward(text, tests, finish)
+            assert (judged.verdict, math.isnan(judged.value), "data error" in judged.reason) == (
+                "verifier failed", True, True,
+            )  # fmt: skip
+        said = grade_row({"id": "a", "response": text, "tests": tests})
+        assert (said["verdict"], said["reward"]) == ("infrastructure", None)
+
+
 def test_a_dotted_entry_point_is_defined_by_its_class():
     """`Solution.f` looked for as a top-level function: the usage example after it would be graded."""
     code = "class Solution:\n    def f(self, x): return x * x"

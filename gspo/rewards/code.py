@@ -8,19 +8,21 @@ as python; a fence that is never closed (a truncated response) is no block. Trai
 
 from __future__ import annotations
 
-import ast
 import re
 import textwrap
 from typing import Any
 
 from gspo.rewards.answers import without_thinking
+from gspo.rewards.code_blocks import defines, reads_input
 from gspo.rewards.code_once import judge_once
+from gspo.rewards.code_rows import tests_problem
 from gspo.rewards.sandbox import MEMORY_MB, TIME_LIMIT, CodeVerdict, InfrastructureError, choose_tier, self_test
 from gspo.types import Prompt, Reward, Rollout
 
+KINDS = ("code",)
+"""Kinds of prompts that are judged here."""
 _OPEN = re.compile(r"^[ \t]*(?:(`{3,})[ \t]*([^`\n]*)|(~{3,})[ \t]*([^\n]*))$", re.MULTILINE)
 _PYTHON = frozenset({"", "python", "python3", "py", "py3", "cpython", "pypy", "pypy3", "python2", "sage"})
-_READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0\b|\bfileinput\b|\bos\.read\s*\(\s*0\b")
 
 
 def extract_program(response: str, entry_point: str | None = None, *, opened: bool = False) -> str | None:
@@ -31,7 +33,7 @@ def extract_program(response: str, entry_point: str | None = None, *, opened: bo
     blocks = _blocks(without_thinking(response.replace("\r\n", "\n"), opened))
     wanted = entry_point.split(".")[0] if entry_point else None
     for block in reversed(blocks):
-        if _defines(block, wanted) if wanted else _reads_input(block):
+        if defines(block, wanted) if wanted else reads_input(block):
             return block
     return blocks[-1] if blocks else None
 
@@ -53,28 +55,6 @@ def _blocks(text: str) -> list[str]:
     return found
 
 
-def _defines(block: str, name: str) -> bool:
-    """Whether the block binds the name at its top level (by its text if it does not parse)."""
-    try:
-        tree = ast.parse(block)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return re.search(rf"^(?:async[ \t]+)?(?:def|class)[ \t]+{re.escape(name)}\b", block, re.MULTILINE) is not None
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
-            return True
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return True
-    return False
-
-
-def _reads_input(block: str) -> bool:
-    without_comments = re.sub(r"#[^\n]*", "", block)
-    return _READS.search(without_comments) is not None
-
-
 def _entry_point(tests: Any, meta: dict[str, Any]) -> str | None:
     names = [test.get("fn") for test in tests if isinstance(test, dict)] if isinstance(tests, list) else []
     return meta.get("entry_point") or next((name for name in names if isinstance(name, str)), None)
@@ -86,7 +66,10 @@ def _with_entry_point(tests: Any, name: str | None) -> Any:
     return [{"fn": name, **test} if isinstance(test, dict) and test.get("type") != "stdin" else test for test in tests]
 
 
-def _no_code(response: str, truncated: bool) -> CodeVerdict:
+def _no_code(response: str, truncated: bool, tests: Any) -> CodeVerdict:
+    """A fail, unless the row's tests could not have judged any program."""
+    if why := tests_problem(tests):
+        return CodeVerdict("infrastructure", f"data error: {why}")
     return CodeVerdict("fail", "truncated: no code" if truncated else f"no code in {len(response)} characters")
 
 
@@ -113,8 +96,10 @@ def code_reward(
     opened = prompt.text.rstrip().endswith("<think>")
     program = None if truncated else extract_program(rollout.text, entry, opened=opened)
     if program is None:
-        verdict = _no_code(rollout.text, truncated)
-        return Reward(0.0, {"correct": 0.0, "format": 0.0}, "wrong", path="no code", reason=verdict.reason)
+        verdict = _no_code(rollout.text, truncated, _with_entry_point(tests, entry))
+        value = _value(verdict, partial)
+        said = "wrong" if value == 0 else "verifier failed"
+        return Reward(value, {"correct": value, "format": 0.0}, said, path="no code", reason=verdict.reason)
     verdict = judge_once(
         program, _with_entry_point(tests, entry), sandbox=sandbox, workers=workers, time_limit=time_limit,
         memory_mb=memory_mb, partial=partial,
@@ -178,7 +163,7 @@ def grade_row(
     if program is None and not truncated:
         program = extract_program(row["response"], entry)
     if program is None:
-        verdict = _no_code(row["response"], truncated)
+        verdict = _no_code(row["response"], truncated, _with_entry_point(row["tests"], entry))
         path = "no code"
     else:
         verdict = judge_once(

@@ -6,7 +6,6 @@ boxes die with this process's main thread.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 from gspo.rewards import frames
 from gspo.rewards.box import BoxError, Report
 from gspo.rewards.code_asserts import judge_assert
+from gspo.rewards.code_rows import tests_problem
 from gspo.rewards.code_tests import Boxes, DataError, Job, Outcome, judge_call, judge_stdin
 
 _JUDGES = {"stdin": judge_stdin, "call": judge_call, "assert": judge_assert}
@@ -23,8 +23,8 @@ _JUDGES = {"stdin": judge_stdin, "call": judge_call, "assert": judge_assert}
 
 def judge(job: Job, boxes: Boxes) -> dict[str, Any]:
     """Every test, up to the first that does not pass (all of them with `partial`). Raises BoxError, DataError."""
-    for index, test in enumerate(job.tests):
-        _check(test, index)
+    if why := tests_problem(job.tests):
+        raise DataError(why)
     boxes.for_job(job)
     program = job.program.encode("utf-8", "surrogatepass")
     outcomes: list[Outcome] = []
@@ -47,26 +47,6 @@ def judge(job: Job, boxes: Boxes) -> dict[str, Any]:
         "tests": [asdict(outcome) for outcome in outcomes],
         "starved": any(outcome.starved for outcome in outcomes),
     }
-
-
-def _check(test: Any, index: int) -> None:
-    where = f"test {index + 1}"
-    kind = test.get("type") if isinstance(test, dict) else None
-    if kind not in _JUDGES:
-        raise DataError(f"{where}: type={kind!r}, accepted: {', '.join(_JUDGES)}")
-    wanted = {"stdin": {"input": str, "output": str}, "call": {"fn": str, "args": list}, "assert": {"code": str}}[kind]
-    for key, cls in wanted.items():
-        if not isinstance(test.get(key), cls):
-            raise DataError(f"{where} ({kind}): {key} is {type(test.get(key)).__name__}, not {cls.__name__}")
-    if kind == "call" and "output" not in test:
-        raise DataError(f"{where} (call): no output")
-    if kind == "assert":
-        try:
-            tree = ast.parse(test["code"])
-        except (SyntaxError, ValueError, RecursionError) as error:
-            raise DataError(f"{where} (assert): {error}") from None
-        if not any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(tree)):
-            raise DataError(f"{where} (assert): the code asserts nothing")
 
 
 def run_program(job: Job, boxes: Boxes) -> dict[str, Any]:
