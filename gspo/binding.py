@@ -22,6 +22,8 @@ def target(node: dict[str, Any], where: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{where}._target_={path}: {error}") from error
+    except (Exception, SystemExit) as error:  # anybody's module
+        raise ValueError(f"{where}._target_={path}: its import raised {type(error).__name__}: {error}") from error
 
 
 def bind(node: dict[str, Any], where: str, **more: Any) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from gspo import eval_config, sft_config
-from gspo.config import conf_dir, register, to_plain, to_run
+from gspo.config import conf_dir, register, require_known, to_plain, to_run
 from gspo.messages import help_text, one_line
 from gspo.sweep.jobs import job_name, place
 
@@ -54,6 +54,7 @@ def sft() -> None:
     def job(config: DictConfig) -> None:
         from omegaconf import OmegaConf
 
+        require_known(config)
         from gspo.sft import run
 
         command = " ".join(["gspo-sft", *HydraConfig.get().overrides.task])

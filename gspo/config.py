@@ -7,7 +7,8 @@ refused before anything heavy is imported. `DictConfig` does not leave this file
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import typing
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -235,11 +236,36 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
 
 
+def require_known(config: DictConfig) -> None:
+    """Raise ValueError for keys that the schema of `config` lacks: `+key=value` adds any to it, and nobody reads them.
+
+    What a schema holds as a dict takes any key: it is checked by who is given it.
+    """
+    schema = OmegaConf.get_type(config)
+    plain = OmegaConf.to_container(config, resolve=False)
+    if is_dataclass(schema) and isinstance(plain, dict) and (unknown := _unknown(plain, schema)):
+        raise ValueError(f"unknown key {unknown[0]}" + "".join(f"; unknown key {key}" for key in unknown[1:]))
+
+
+def _unknown(node: dict[Any, Any], schema: Any, prefix: str = "") -> list[str]:
+    """Dotted keys of `node` that are no fields of the dataclass `schema`, or of those inside it."""
+    known = typing.get_type_hints(schema)
+    found = []
+    for key, value in node.items():
+        if key not in known:
+            found.append(f"{prefix}{key}")
+        elif is_dataclass(known[key]) and isinstance(value, dict):
+            found += _unknown(value, known[key], f"{prefix}{key}.")
+    return found
+
+
 def to_run(config: DictConfig) -> Run:
     """The composed configuration as typed objects.
 
-    Raises omegaconf's errors (MissingMandatoryValue, InterpolationResolutionError), which name the key.
+    Raises ValueError for a key that the schema lacks or that has no value, and omegaconf's errors (say,
+    InterpolationResolutionError), which name the key.
     """
+    require_known(config)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise ValueError(f"{missing[0]}=???: a value is needed (also missing: {', '.join(missing[1:]) or 'nothing'})")
@@ -255,5 +281,9 @@ def register() -> None:
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
-    """The resolved configuration as a nested plain dict: what config.yaml and W&B hold."""
+    """The resolved configuration as a nested plain dict: what config.yaml and W&B hold.
+
+    Raises ValueError for a key that the schema lacks.
+    """
+    require_known(config)
     return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]

@@ -68,6 +68,23 @@ def is_finished(directory: Path, run: Run, plain: dict[str, Any]) -> bool:
     return status == "finished" and old["train"]["steps"] >= run.train.steps
 
 
+def require_checkpoint(directory: Path) -> None:
+    """Raise ValueError when the run in `directory` has written checkpoints and none is there: it would lose its steps.
+
+    A run that ended before its first one may start over.
+    """
+    known = run_dir.read_record(directory)
+    written = known.get("checkpoint")
+    if written is None and all(one.get("status") != "finished" for one in known["sessions"]):
+        return
+    if not any((directory / "checkpoints").glob("step_*")):
+        at = "its last step" if written is None else f"step {written}"
+        raise ValueError(
+            f"{directory}: wrote a checkpoint at {at} and {directory / 'checkpoints'} holds none; it is left as it is "
+            f"(accepted: the checkpoints put back, or another run.dir)"
+        )
+
+
 def differences(old: dict[str, Any], new: dict[str, Any], may_change: tuple[str, ...], prefix: str = "") -> list[str]:
     """`key: old -> new` for every key that differs and may not."""
     found = []

@@ -19,7 +19,7 @@ from gspo import evaluate, pretrained
 from gspo.binding import target
 from gspo.estimators import Estimate, by_problem, paired_difference
 from gspo.eval_config import UNUSED, EvalConfig
-from gspo.launch import readiness, use_what_is_installed
+from gspo.material import readiness, use_what_is_installed
 from gspo.tracking import files, run_dir
 
 EVERY = 10.0

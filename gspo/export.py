@@ -30,7 +30,7 @@ def export(source: Path, out: Path, *, dtype: str = "float32") -> Path:
     if out.exists() or out.is_symlink():
         raise ValueError(f"{out}: exists; a new directory is needed")
     path = checkpoint.latest(source / "checkpoints") if (source / "checkpoints").is_dir() else source
-    if path is None:
+    if path is None or not (path / "manifest.json").is_file():
         raise ValueError(f"{source}: no checkpoint there (accepted: a run directory, or RUN/checkpoints/step_NNNNNN)")
     if wrong := checkpoint.damage(path):
         raise ValueError(f"checkpoint {path} cannot be read: {wrong}")

@@ -47,9 +47,10 @@ def one_line(error: BaseException) -> str:
     lines = [line.strip().rstrip(".;") for line in text.splitlines() if line.strip()]
     bookkeeping = ("object_type=", "reference_type=", "full_key:", "To append to your config", "See https")
     kept = [line for line in lines if not line.startswith(bookkeeping)]
-    unknown = re.search(r"Could not override '([^']+)'", text)
+    unknown = re.search(r"Could not override '([^']+)'|^unknown key (\S+)$", text)
     if unknown:
-        kept = [f"unknown key {unknown.group(1)}{near(unknown.group(1))}"]
+        key = unknown.group(1) or unknown.group(2)
+        kept = [f"unknown key {key}{near(key)}"]
     options = next((n for n, line in enumerate(kept) if line.startswith("Available options")), None)
     if options is not None:
         kept = [*kept[:options], f"{kept[options]} {', '.join(kept[options + 1 :])}"]

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gspo import checkpoint, parallel, policy, pretrained, shards
-from gspo.binding import bind, target
+from gspo.binding import target
 from gspo.compute import Ledger
 from gspo.config import Run
 from gspo.data import PromptStream, open_source
@@ -31,7 +30,8 @@ from gspo.sequences import EPS_GRID
 from gspo.shape import known
 from gspo.state import capture_rng, flatten_optimizer, restore_rng, seed_all, unflatten_optimizer
 from gspo.tracking.wandb_mirror import Mirror
-from gspo.types import Batch, Group, RewardFn, Rollout
+from gspo.trial import functions
+from gspo.types import Batch, Group, RewardFn
 
 
 @dataclass
@@ -113,45 +113,6 @@ class Parts:
         self.ledger.restore(state["ledger"])
         restore_rng(tensors["rng"], state["rng"])
         return state["step"]
-
-
-def functions(run: Run) -> tuple[ObjectiveFn, Callable[[Tensor], Tensor], RewardFn]:
-    """Objective, advantage and reward of a run, bound and tried on two responses of one token.
-
-    Raises ValueError for a combination that a function refuses (say, a clip where there is no ratio to clip).
-    """
-    objective = bind(run.algo.objective, "algo.objective", clip_low=run.clip.low, clip_high=run.clip.high)
-    advantage = bind(run.algo.advantage, "algo.advantage")
-    adv = advantage(torch.tensor([[0.0, 1.0]]))[0].float()
-    objective(torch.zeros(2, 1), torch.zeros(2, 1), adv, torch.ones(2, 1, dtype=torch.bool))
-    return objective, advantage, bind(run.reward, "reward")
-
-
-def try_out(run: Run, stream: PromptStream) -> None:
-    """Reward, advantage and objective on two empty responses to the first prompt, which the stream keeps.
-
-    Raises ValueError for a prompt that the reward cannot judge, and for rewards by step where the algorithm takes one
-    a response.
-    """
-    objective, advantage, reward = functions(run)
-    state = stream.state()
-    prompt = stream.take(1, 0)[0]
-    stream.restore(state)
-    needed = {"code_reward": "code", "math_reward": "math"}.get(run.reward["_target_"].rpartition(".")[2], prompt.kind)
-    if prompt.kind != needed:
-        has = {"math": "an answer", "code": "tests"}
-        raise ValueError(
-            f"reward._target_={run.reward['_target_']}: {prompt.source} has {has[prompt.kind]}, not {has[needed]} "
-            f"(accepted: reward={prompt.kind} or mixed, or other data)"
-        )
-    steps = reward(prompt, Rollout(np.zeros(1, np.int64), np.ones(1, bool), np.zeros(1, np.float32), "stop", 0)).steps
-    if steps is None:
-        return
-    try:
-        adv = advantage(torch.tensor([[[0.0] * len(steps), [1.0] * len(steps)]]))[0].float()
-        objective(torch.zeros(2, 1), torch.zeros(2, 1), adv[:, :1], torch.ones(2, 1, dtype=torch.bool))
-    except ValueError as error:
-        raise ValueError(f"reward._target_={run.reward['_target_']}: rewards come by step, but {error}") from error
 
 
 def open_stream(run: Run, directory: Path) -> tuple[PromptStream, Any]:

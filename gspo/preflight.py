@@ -95,6 +95,26 @@ def warning(config: Config, key: str, reason: str) -> Finding:
     return Finding("warning", key, value, f"{key}={value}: {reason}")
 
 
+def name(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
+    """A run without a name cannot be told from others in a table."""
+    if (given := get(config, "run.name")) is not None and not given.strip():
+        yield Finding("error", "run.name", given, f"run.name='{given}': a name is needed (accepted: any text)")
+
+
+def judges(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
+    """Without processes nothing is judged; a reward may hold others, which have processes of their own."""
+    for key in _keys_of(config.get("reward"), "workers", "reward"):
+        value = get(config, key)
+        if isinstance(value, int) and value < 1:
+            yield error(config, key, "too small", "1 or more")
+
+
+def _keys_of(node: Any, last: str, prefix: str) -> Iterator[str]:
+    """Dotted keys inside `node` that end in `last`."""
+    for key, value in node.items() if isinstance(node, dict) else ():
+        yield from [f"{prefix}.{key}"] if key == last else _keys_of(value, last, f"{prefix}.{key}")
+
+
 def words(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
     """A misspelt word would fall through to some default branch."""
     for key, accepted in WORDS.items():
@@ -160,7 +180,9 @@ def sampler(config: Config, shape: ModelShape | None, where: Where | None) -> It
     if (top_k := get(config, "sampling.top_k")) is not None and top_k != -1:
         yield error(config, "sampling.top_k", "a truncated sampler is another policy than the one trained", "-1")
     temperature = get(config, "sampling.temperature")
-    if temperature is not None and not 0.01 <= temperature < math.inf:
+    if temperature is not None and not temperature < math.inf:
+        yield error(config, "sampling.temperature", "must be finite", "0.01 or more")
+    elif temperature is not None and temperature < 0.01:
         yield error(config, "sampling.temperature", "greedy sampling gives equal responses", "0.01 or more")
 
 
@@ -259,6 +281,6 @@ def device_memory(config: Config, shape: ModelShape | None, where: Where | None)
 
 
 CHECKS: tuple[Callable[[Config, ModelShape | None, Where | None], Iterator[Finding]], ...] = (
-    words, numbers, group, minibatches, context, sampler, clip, clip_takes_effect, replay, devices, device_memory,
-    clip_can_bind, clip_level, sampler_precision, schedule,
+    words, name, numbers, judges, group, minibatches, context, sampler, clip, clip_takes_effect, replay, devices,
+    device_memory, clip_can_bind, clip_level, sampler_precision, schedule,
 )  # fmt: skip

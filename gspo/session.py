@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gspo import checkpoint, continuation, parallel
+from gspo import checkpoint, continuation, parallel, plan, shape
 from gspo import parts as made
 from gspo.config import Run
 from gspo.faults import stoppable
 from gspo.formula import algebra
-from gspo.launch import Ready, RunFailed, material, readiness
+from gspo.material import Ready, RunFailed, material, readiness
 from gspo.messages import memory_explained
 from gspo.parallel import World
 from gspo.parts import Parts
+from gspo.preflight import Finding
 from gspo.tracking import run_dir
 from gspo.tracking.run_dir import Interrupted, RunDir
 from gspo.tracking.summary import summarize
 from gspo.tracking.wandb_mirror import Mirror
 from gspo.train import train
+
+log = logging.getLogger(__name__)
 
 
 def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready) -> int:
@@ -48,8 +52,9 @@ def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready)
         with ExitStack() as stack:
             mirror = None
             if record:
-                print(f"objective: {facts['objective']}")
                 stack.enter_context(record)
+                announce(plain, ready.findings)
+                print(f"objective: {facts['objective']}")
                 mirror = stack.enter_context(Mirror(record, run.tracking, name=run.run.name))
             stack.enter_context(memory_explained())
             stack.enter_context(stoppable())
@@ -69,13 +74,22 @@ def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready)
         if world.first:
             print(f"gspo-train: stopped at once; resume={ready.directory} continues", file=sys.stderr)
         return 143 if "SIGTERM" in str(error) else 130
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, SystemExit) as error:
         if run.debug:
             traceback.print_exc()
         raise RunFailed(f"{type(error).__name__}: {error}") from error
     if world.first:
         summarize(ready.directory)
     return 0
+
+
+def announce(plain: dict[str, Any], findings: list[Finding]) -> None:
+    """Print what `gspo-plan` prints; only the findings for a model whose shape is not known."""
+    if shape.find(plain["model"]) is not None:
+        print(plan.render(plan.plan(plain)))
+        return
+    for finding in findings:
+        print(f"{finding.level}: {finding.text}")
 
 
 def open_record(ready: Ready, plain: dict[str, Any], facts: dict[str, Any]) -> RunDir:
@@ -97,6 +111,10 @@ def resume(parts: Parts, directory: Path, record: RunDir | None, plain: dict[str
     path = parallel.from_first(checkpoint.latest(directory / "checkpoints") if world.first else None, world)
     first = parts.restore(path) if path else 0
     if record:
+        if path is None and record.last_step >= 0:
+            said = f"{directory}: no checkpoint was written, though step {record.last_step} ended; starts over at step 0"
+            log.warning(said)
+            print(f"warning: {said}", file=sys.stderr)
         record.truncate(first)
         record.configure(plain)
         record.record["sessions"][-1]["from_step"] = first

@@ -62,6 +62,8 @@ def train(run: Run, parts: Parts, directory: Path, record: RunDir | None, *, fir
                 if record:
                     record.sync()
                 parts.save(directory, number + 1, run.checkpoint.keep_last)
+                if record:
+                    record.update(checkpoint=number + 1)
             if parts.stop:
                 raise TrainingStopped(parts.stop)
             if signalled and number + 1 < run.train.steps:

@@ -32,7 +32,7 @@ from wandb_file import mirrored
 STEPS = 8
 TIMES = ("time/", "perf/", "compute/device_seconds")
 PHASES = {
-    "start": ("launch.py", "material"),
+    "start": ("material.py", "material"),
     "restore": ("parts.py", "Parts.restore"),
     "cut": ("run_dir.py", "RunDir.truncate"),
     "evaluate": ("train.py", "held_out"),

@@ -1,6 +1,7 @@
 """The house keeps its shape: who may import whom, where heavy packages live, how long a file may be."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,8 @@ LAYERS = {
     "shards": {"checkpoint", "learner", "parallel"},
     "ranks": {"devices"},
     "estimators": set(),
+    "forked": set(),
+    "trial": {"binding", "config", "data", "learner", "types"},
     "data": {"binding", "config", "types", "rewards"},
     "rewards": {"types"},
     "rollout": {"config", "types"},
@@ -65,7 +68,7 @@ HEAVY = {
 }
 """Packages that only the named files import, and only inside a function."""
 
-LIGHT = ("binding.py", "cli.py", "config.py", "launch.py", "plan.py", "preflight.py", "pretrained.py")
+LIGHT = ("binding.py", "cli.py", "config.py", "launch.py", "material.py", "plan.py", "preflight.py", "pretrained.py")
 LIGHT += ("data", "rewards", "report")
 """Reachable before a run starts (or without torch installed): no torch, transformers or matplotlib at import time."""
 
@@ -104,6 +107,33 @@ def test_imports_point_down(name):
     inside = {i.removeprefix("gspo.") for i in imports(GSPO / name, top_only=False) if i.startswith("gspo.")}
     wrong = {i for i in inside if room(i) not in allowed}
     assert not wrong, f"{name} imports {wrong}; {room(name)} may import {sorted(allowed)}"
+
+
+def test_no_room_is_above_itself():
+    """No circle of files, also through imports inside functions and functions named as text: else there is no down."""
+    known = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): GSPO / name for name in NAMES}
+
+    def file_of(name: str) -> str:
+        while name and name not in known:
+            name = name.rpartition(".")[0]
+        return name
+
+    def below(name: str) -> set[str]:
+        words = {n.value for n in ast.walk(ast.parse(known[name].read_text())) if isinstance(n, ast.Constant)}
+        named = {w for w in words if isinstance(w, str) and re.fullmatch(r"gspo(\.\w+)+", w)}
+        found = imports(known[name], top_only=False) | named
+        return {file_of(one.removeprefix("gspo.")) for one in found if one.startswith("gspo.")} - {name, ""}
+
+    def look(name: str, above: list[str]) -> None:
+        assert name not in above, " -> ".join([*above[above.index(name) :], name])
+        if name not in done:
+            for one in sorted(below(name)):
+                look(one, [*above, name])
+            done.add(name)
+
+    done: set[str] = set()
+    for name in known:
+        look(name, [])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -31,6 +31,9 @@ def judged_by(*value):
 
 SCHEMA = [
     (["foo=1"], "unknown key foo"),
+    (["+foo=1"], "unknown key foo"),
+    (["+train.step=3"], "unknown key train.step; near it: train.steps"),
+    (["+algo.foo=1", "+clip.bar=2"], "unknown key clip.bar; unknown key algo.foo"),
     (["train.stps=3"], "unknown key train.stps; near it: train.steps"),
     (["data.terms=3"], "unknown key data.terms"),
     (["+data.terms=3"], "data.terms=3: arithmetic takes seed, min_terms, max_terms"),
@@ -74,6 +77,9 @@ RANGES = [
     (["optim.schedule=cos"], "optim.schedule=cos: unknown (accepted: constant, linear, cosine)"),
     (["clip.low=-1"], "clip.low=-1.0: 1 - eps_L must lie between 0 and 1"),
     (["sampling.temperature=0"], "sampling.temperature=0.0: greedy sampling gives equal responses (accepted: 0.01"),
+    (["sampling.temperature=inf"], "sampling.temperature=inf: must be finite (accepted: 0.01 or more)"),
+    (["reward.workers=0"], "reward.workers=0: too small (accepted: 1 or more)"),
+    (["reward=mixed", "reward.kinds.code.workers=-3"], "reward.kinds.code.workers=-3: too small (accepted: 1 or more)"),
     (["sampling.max_tokens=99999999999999"], "sampling.max_tokens=99999999999999: context too short"),
     (["model.context=100000"], "model.context=100000: longer than the model's positions (accepted: 2 to 1024)"),
     (["trainer.micro_batch_tokens=0"], "trainer.micro_batch_tokens=0: too small (accepted: 1 or more)"),
@@ -110,6 +116,8 @@ TOGETHER = [
 ]
 PLACES = [
     (["run.dir=null"], "run.dir=null: another type (accepted: a value, not null)"),
+    (['run.name=""'], "run.name='': a name is needed"),
+    (["run.dir=/proc/foo"], "run.dir=/proc/foo: /proc: "),
     (['run.dir=""'], "run.dir='': a path is needed"),
     ([f"run.dir={'x' * 300}"], "File name too long (accepted: a path that can be made)"),
     (["run.dir=there"], "run.dir=there: exists; choose another run.dir, or resume=auto", {"there/mine": "x"}),
@@ -128,7 +136,7 @@ DATA = [
     ([*SET, "data.path=folder"], "data.path=folder: no file folder", {"folder/x": ""}),
     ([*SET, "data.template=x"], "data.template='x': must contain {prompt}", {"set.jsonl": GOOD}),
     ([*SET, "data.kind=proof"], "data.kind=proof", {"set.jsonl": GOOD}),
-    ([*SET, "+data.drop_long=maybe"], "data.drop_long=maybe: bool is accepted", {"set.jsonl": GOOD}),
+    ([*SET, "++data.drop_long=maybe"], "data.drop_long=maybe: bool is accepted", {"set.jsonl": GOOD}),
     (SET, "set.jsonl: holds no problem", {"set.jsonl": ""}),
     (SET, "set.jsonl:2: not JSON: ", {"set.jsonl": GOOD + '{"id": "b", "prom\n'}),
     (SET, "set.jsonl:1: a JSON object is needed, not list", {"set.jsonl": "[1]\n"}),
@@ -161,6 +169,7 @@ LATE = [
         "code_reward: arithmetic has an answer, not tests (accepted: reward=math or mixed, or other data)",
     ),
     (["data=tiny_programs"], "math_reward: tiny_programs has tests, not an answer (accepted: reward=code or mixed"),
+    (["model=tiny_programs", "reward.sandbox=docker"], "reward.sandbox=docker: "),
     (SET, "prompts have over 216 tokens", {"set.jsonl": row(prompt="1" * 400, answer="1")}),
     (["algo.objective._target_=gspo.algorithms.objectives.nothing"], "algo.objective._target_="),
 ]
@@ -173,6 +182,10 @@ OTHERS = [
     ("eval", ["checkpoint=/no/such"], "checkpoint=/no/such: no checkpoint there (accepted: RUN/checkpoints/step_"),
     ("eval", ["compare", "a"], "compare takes two directories, not 1"),
     ("eval", ["compare", "a", "b"], "a: no finished evaluation (accepted: "),
+    ("plan", ["+train.foo=1"], "unknown key train.foo"),
+    ("eval", ["+benchmark.foo=1"], "unknown key benchmark.foo"),
+    ("sft", ["+sft.foo=1"], "unknown key sft.foo"),
+    ("grade", ["input=a", "output=b", "+foo=1"], "unknown key foo"),
     ("grade", ["input=a", "output=b"], "input=a: no such file"),
     ("grade", ["output=b"], "input=???: a value is needed"),
     ("sft", ["sft.batch=many"], "sft.batch=many: another type (accepted: a whole number)"),
@@ -197,6 +210,7 @@ def refused(folder, program, arguments, said, files=None):
     assert len(lines) == 1, done.err
     assert lines[0].startswith(f"gspo-{program}: ")
     assert said in lines[0]
+    assert done.out == ""
     assert tree(folder) == before
 
 
@@ -218,6 +232,51 @@ def test_one_line_and_nothing_else(tmp_path, case):
 def test_what_only_the_tokenizer_and_the_judge_can_see(tmp_path, case):
     """Combinations that functions refuse, and data that the reward cannot judge: still before anything is made."""
     refused(tmp_path, "train", *case)
+
+
+JUDGES = """
+import os, sys
+KINDS = ("code",)
+
+def raises(prompt, rollout, *, lenient=False, workers=2, format_weight=0.0):
+    raise RuntimeError("a mistake of mine")
+
+def exits(prompt, rollout, *, lenient=False, workers=2, format_weight=0.0):
+    sys.exit(0)
+
+def number(prompt, rollout, *, lenient=False, workers=2, format_weight=0.0):
+    return 1.0
+
+def dies(prompt, rollout, *, lenient=False, workers=2, format_weight=0.0):
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "said"),
+    [
+        ("raises", "math", "reward._target_=judges.raises: raised RuntimeError: a mistake of mine"),
+        ("exits", "math", "reward._target_=judges.exits: raised SystemExit: 0"),
+        ("number", "math", "reward._target_=judges.number: returned float (accepted: gspo.types.Reward)"),
+        ("number", "code", "judges.number: arithmetic has an answer, not tests (accepted: reward=math or mixed"),
+        ("broken", "math", "reward._target_=broken.f: its import raised NameError: name 'mistake' is not defined"),
+    ],
+)
+def test_a_reward_of_ones_own_is_tried(tmp_path, name, kinds, said):
+    """What a user's function or module raises, returns or cannot judge is a line that names it, before the run."""
+    (tmp_path / "judges.py").write_text(JUDGES.replace('"code"', f'"{kinds}"'))
+    (tmp_path / "broken.py").write_text("mistake")
+    target = "broken.f" if name == "broken" else f"judges.{name}"
+
+    def before():
+        sys.path.insert(0, str(tmp_path))
+        sys.dont_write_bytecode = True
+
+    there = tree(tmp_path)
+    done = command(tmp_path, f"reward._target_={target}", "rollout=hf", before=before)
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done.err
+    assert said in done.err
+    assert tree(tmp_path) == there
 
 
 @pytest.mark.parametrize("case", REAL, ids=[" ".join(one[0])[-40:] for one in REAL])

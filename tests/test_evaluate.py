@@ -30,7 +30,7 @@ from gspo.estimators import by_problem
 from gspo.eval_command import find_checkpoint, paired
 from gspo.eval_config import BenchmarkSettings, read_benchmark
 from gspo.eval_config import benchmarks as names
-from gspo.launch import readiness
+from gspo.material import readiness
 from gspo.rollout import request_seed
 from gspo.rollout.hf import HfEngine
 from gspo.types import Prompt, Reward, Rollout

@@ -61,8 +61,9 @@ def test_refused_without_a_trace(tmp_path):
         export(run, tmp_path / "there")
     with pytest.raises(ValueError, match="dtype=int4: one of float32, bfloat16"):
         export(run, tmp_path / "out", dtype="int4")
-    with pytest.raises(ValueError, match=r"checkpoint .*there cannot be read"):
-        export(tmp_path / "there", tmp_path / "out")
+    for source in ("there", "nowhere"):
+        with pytest.raises(ValueError, match=rf"{source}: no checkpoint there \(accepted: a run directory, or RUN/"):
+            export(tmp_path / source, tmp_path / "out")
     (run / "checkpoints" / "step_000003" / "state.json").write_text(json.dumps({}))
     with pytest.raises(ValueError, match=r"all 1 checkpoints in .* are damaged"):
         export(run, tmp_path / "out")

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +145,29 @@ def test_a_broken_engine_is_started_anew_once(tmp_path, monkeypatch):
     assert "EngineFailed: the rollout engine failed: RuntimeError: the worker died; and again after" in reason
     assert reason.split(": ", 1)[1] in done.err
     assert len(rows(tmp_path / "twice")) == 1
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_started_over(tmp_path):
+    """A step and its checkpoint; without it `resume=auto` is refused and nothing is touched. A run that was
+    killed before its first one starts over, and says so."""
+    assert command(tmp_path, *TINY, "train.steps=1").code == 0
+    run, more = tmp_path / "run", [*TINY, "train.steps=2", "resume=auto"]
+    assert known(run)["checkpoint"] == 1
+    shutil.rmtree(run / "checkpoints")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = command(tmp_path, *more)
+    assert (done.code, done.out) == (2, "")
+    assert "run: wrote a checkpoint at step 1 and run/checkpoints holds none; it is left as it is" in done.err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    old = known(run)
+    del old["checkpoint"]
+    lost = {"status": "running", "ended": None}
+    (run / "run.json").write_text(json.dumps(old | lost | {"sessions": [old["sessions"][0] | lost]}))
+    done = command(tmp_path, *more)
+    assert done.code == 0, done.err
+    assert "no checkpoint was written, though step 0 ended; starts over at step 0" in done.err
+    assert "starts over at step 0" in (run / "log.txt").read_text()
+    assert [row["step"] for row in rows(run)] == [0, 1]
 
 
 class Flaky:

@@ -30,24 +30,30 @@ def test_created_whole(tmp_path):
     assert known(run.path)["ended"] >= known(run.path)["started"]
 
 
-def test_git_of_the_working_directory(tmp_path, monkeypatch):
-    """Commit and dirty flag are those of the checkout the run starts in; outside one, null and no error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert record.git() is None
+def test_git_of_the_code(tmp_path, monkeypatch):
+    """Commit and dirty flag are those of the checkout that the code is in, wherever the run starts; null for a package
+    installed inside somebody else's checkout, and outside one."""
 
     def git(*words):
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         return subprocess.run(["git", *who, *words], check=True, capture_output=True, text=True).stdout.strip()
 
+    mine = record.git()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert record.git() == mine
+    code, installed = tmp_path / "package" / "file.py", tmp_path / "site-packages" / "file.py"
+    for path in (code, installed):
+        path.parent.mkdir()
+        path.write_text("1")
+    assert record.git(code) is None
     git("init")
-    (tmp_path / "file").write_text("1")
-    git("add", "file")
+    git("add", "package")
     git("commit", "-m", "one")
-    found = record.git()
-    assert found == {"commit": git("rev-parse", "HEAD"), "dirty": False, "root": str(tmp_path)}
-    (tmp_path / "file").write_text("2")
-    found = record.git()
+    assert record.git(code) == {"commit": git("rev-parse", "HEAD"), "dirty": False, "root": str(tmp_path)}
+    assert record.git(installed) is None
+    code.write_text("2")
+    found = record.git(code)
     assert found is not None
     assert found["dirty"] is True
 
@@ -145,7 +151,7 @@ def test_asking_whether_a_run_lives_does_not_stop_it_from_starting(tmp_path):
         (ValueError("bad\nvalue"), "failed", "ValueError: bad value"),
         (RuntimeError("x"), "failed", "RuntimeError: x"),
         (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
-        (SystemExit(143), "interrupted", "SystemExit: 143"),
+        (SystemExit(143), "failed", "SystemExit: 143"),
         (run_dir.Interrupted("SIGTERM after step 3"), "interrupted", "Interrupted: SIGTERM after step 3"),
     ],
 )

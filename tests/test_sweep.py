@@ -126,6 +126,34 @@ def test_one_bad_job_and_nothing_starts(tmp_path, words, said):
     assert not list(tmp_path.iterdir())
 
 
+JUDGES = """
+import os, sys
+
+def raises(prompt, rollout, *, lenient=False, workers=2, format_weight=0.0):
+    raise TypeError("a mistake of mine")
+
+def exits(prompt, rollout, *, lenient=False, workers=2, format_weight=0.0):
+    sys.exit(0)
+
+def dies(prompt, rollout, *, lenient=False, workers=2, format_weight=0.0):
+    os._exit(0)
+"""
+
+
+def test_a_check_that_fails_names_its_job(tmp_path):
+    """A reward that raises, exits or ends its process when it is tried: exit code 2, one line with the job and the
+    reason of each that was tried, no directory."""
+    (tmp_path / "judges.py").write_text(JUDGES)
+    there = commands.tree(tmp_path)
+    done = sweep(tmp_path, "-m", "reward._target_=judges.raises,judges.exits,judges.dies", check=2, modules=tmp_path)
+    assert len(done.err.splitlines()) == 1, done.err
+    assert "3 of 3 jobs refused, none started: " in done.err
+    assert "reward._target_=judges.raises: raised TypeError: a mistake of mine (" in done.err
+    assert "reward._target_=judges.exits: raised SystemExit: 0 (" in done.err
+    assert "its check ended this process (exit code 0)" in done.err
+    assert commands.tree(tmp_path) == there
+
+
 def test_what_a_job_does_is_one_row(tmp_path):
     """An exception, sys.exit and SIGKILL in three jobs, two at a time: the fourth finishes, the exit code is 1, each
     directory says what happened; started again, only the three are tried again, and a changed job is refused."""
@@ -143,7 +171,12 @@ def test_what_a_job_does_is_one_row(tmp_path):
     assert (
         (job(tmp_path, "algo.objective._target_=mine.dies") / "error.txt").read_text().startswith("killed by SIGKILL")
     )
-    assert status(job(tmp_path, "algo.objective._target_=mine.exits")) == "interrupted"
+    for name, reason in (("exits", "SystemExit: 0"), ("dies", "killed by SIGKILL")):
+        said = json.loads((job(tmp_path, f"algo.objective._target_=mine.{name}") / "run.json").read_text())
+        assert said["status"] == said["sessions"][-1]["status"] == "failed"
+        assert said["reason"].startswith(reason)
+        assert f"mine.{name}" in done.out
+        assert reason in done.out
     assert "objective: J" in (job(tmp_path, "algo.objective._target_=mine.fine") / "console.txt").read_text()
     again = sweep(tmp_path, *words, check=1, modules=tmp_path)
     assert "4 jobs: 1 finished earlier, 3 failed" in again.out

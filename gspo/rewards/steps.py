@@ -7,6 +7,8 @@ import re
 from gspo.rewards.math import math_reward
 from gspo.types import Prompt, Reward, Rollout
 
+KINDS = ("math",)
+"""Kinds of prompts that are judged here."""
 TOTAL = re.compile(r"=\s*(-?\d+)")
 BOX = "\\boxed"
 

@@ -13,8 +13,8 @@ import sys
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
+from gspo import forked
 from gspo.messages import failure
 from gspo.sweep.jobs import Job
 
@@ -31,36 +31,28 @@ def home(job: Job, name: str) -> Path:
     return job.directory / name if job.directory.is_dir() else job.directory.with_name(f"{job.name}.{name}")
 
 
-def begin(job: Job, parent: int, device: str | None = None) -> NoReturn:
-    """Be the process of `job`; ends with its exit code. `device`: the only GPU that it may see.
+def work(job: Job, parent: int, device: str | None = None) -> int:
+    """Be the process of `job`; its exit code. `device`: the only GPU that it may see.
 
     A process group of its own: a terminal's Ctrl-C reaches the sweep, which asks each job once.
     """
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        _die_with(parent)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _stop)
-        if device is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = device
-        _redirect(console(job))
-        code = _work(job)
-    finally:
-        error = sys.exception()
-        if error is not None:
-            code = _code_of(error)
-            home(job, ERROR).write_text(failure(error), encoding="utf-8")
-            traceback.print_exception(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _work(job: Job) -> int:
+    os.setpgid(0, 0)
+    _die_with(parent)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    _redirect(console(job))
     from gspo import launch
 
     return launch.launch(job.run, job.plain, job.overrides)
+
+
+def told(job: Job, error: BaseException) -> int:
+    """Write what ended the job where the table looks for it; the exit code."""
+    home(job, ERROR).write_text(failure(error), encoding="utf-8")
+    traceback.print_exception(error)
+    return _code_of(error)
 
 
 def _code_of(error: BaseException) -> int:
@@ -95,4 +87,6 @@ def _die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    begin(pickle.loads(Path(sys.argv[1]).read_bytes()), int(sys.argv[2]), (sys.argv[3:] or [None])[0])
+    mine: Job = pickle.loads(Path(sys.argv[1]).read_bytes())
+    here = (int(sys.argv[2]), (sys.argv[3:] or [None])[0])
+    forked.end(lambda: work(mine, *here), lambda error: told(mine, error))

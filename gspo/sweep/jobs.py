@@ -7,6 +7,7 @@ import hashlib
 import os
 import pickle
 import re
+import signal
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from gspo import forked
 from gspo.config import Run, to_plain, to_run
 from gspo.messages import one_line
 from gspo.sweep.expand import Sweep
@@ -105,28 +107,34 @@ def check(jobs: Sequence[Job]) -> list[Verdict]:
     Raises ValueError with all errors, each once with its jobs, on one line.
     """
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def say() -> int:
         os.close(reader)
         with os.fdopen(writer, "wb") as pipe, open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 2)
-            pickle.dump([_verdict(job) for job in jobs], pipe)
-            pipe.flush()
-            os._exit(0)
+            for job in jobs:
+                pickle.dump(_verdict(job), pipe)
+                pipe.flush()  # should the next one end this process, it is known which
+        return 0
+
+    child = forked.start(say, lambda error: 1)
     os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise RuntimeError(f"the check of the jobs ended with {os.waitstatus_to_exitcode(status)}")
-    verdicts: list[Verdict] = pickle.loads(said)
-    _refuse([(job.name, v.error) for job, v in zip(jobs, verdicts, strict=True) if v.error], len(jobs))
+    verdicts: list[Verdict] = []
+    with os.fdopen(reader, "rb") as pipe, contextlib.suppress(EOFError):
+        while len(verdicts) < len(jobs):
+            verdicts.append(pickle.load(pipe))
+    code = forked.wait(child)
+    if len(verdicts) < len(jobs):
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        verdicts.append(Verdict(f"its check ended this process ({how})"))
+    _refuse([(job.name, v.error) for job, v in zip(jobs, verdicts, strict=False) if v.error], len(jobs))
     return verdicts
 
 
 def _verdict(job: Job) -> Verdict:
     from gspo import continuation, launch
     from gspo.formula import algebra
+    from gspo.material import material, readiness
     from gspo.tracking import run_dir
 
     try:
@@ -136,13 +144,15 @@ def _verdict(job: Job) -> Verdict:
             return Verdict(finished=True)
         if ready.continued and run_dir.status(ready.directory) == "running":
             return Verdict(f"{ready.directory}: in use by a live process")
-        read = launch.material(job.run)
+        read = material(job.run)
         algebra(job.run.algo.objective, read.objective.keywords)
-        launch.readiness(job.run.reward)
+        readiness(job.run.reward)
         if ready.continued:
             continuation.require_same_data(ready.directory, read.stream.fingerprints())
     except ValueError as error:
         return Verdict(one_line(error))
+    except (Exception, SystemExit) as error:  # one job's, whoever's mistake it is
+        return Verdict(f"{type(error).__name__}: {one_line(error)}")
     return Verdict(warnings=tuple(finding.text for finding in ready.findings))
 
 

@@ -6,6 +6,7 @@ its own, and cannot see what another did. Only the jobs' processes do work.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import pickle
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
 
+from gspo import forked
 from gspo.devices import here
 from gspo.messages import one_line
 from gspo.sweep import child
@@ -62,6 +64,7 @@ def preload(jobs: Sequence[Job]) -> None:
 
     gc.collect()
     gc.freeze()  # a job's collections leave out what was imported here, and its memory stays shared
+    atexit.register(gc.unfreeze)  # what is never collected is reported as leaked, after the table
 
 
 def run(jobs: Sequence[Job], verdicts: Sequence[Verdict], at_once: int) -> tuple[list[Row], int]:
@@ -103,12 +106,9 @@ def _start(row: Row, taken: set[int], at_once: int) -> None:
     row.state, row.started = "running", time.monotonic()
     device, parent = _device(row, at_once), os.getpid()
     child.home(row.job, child.ERROR).unlink(missing_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
     if threads() == 1:
-        row.pid = os.fork()
-        if row.pid == 0:
-            child.begin(row.job, parent, device)
+        job = row.job
+        row.pid = forked.start(lambda: child.work(job, parent, device), lambda error: child.told(job, error))
         return
     print(f"{row.job.name}: in a fresh interpreter, since this process has threads", file=sys.stderr)
     path = row.job.directory.with_name(f".{row.job.name}.job")
@@ -139,12 +139,23 @@ def _look(row: Row, asked: bool) -> None:
         return
     code = os.waitstatus_to_exitcode(status)
     row.state, row.reason = _ended(row.job, code, asked)
+    _bury(row)
     row.job.directory.with_name(f".{row.job.name}.job").unlink(missing_ok=True)
     printed, error = child.console(row.job), child.home(row.job, child.ERROR)
     if row.state == "failed" and not error.exists():
         error.write_text(f"{row.reason}\n\n{_last(printed)}", encoding="utf-8")
     if printed.exists():
         printed.replace(child.home(row.job, child.CONSOLE))
+
+
+def _bury(row: Row) -> None:
+    """A job that was killed could not say so in its run.json."""
+    from gspo.tracking import run_dir
+
+    directory = row.job.directory
+    if (directory / "run.json").exists() and run_dir.status(directory) == "lost":
+        how = "interrupted" if row.state == "interrupted" else "failed"
+        run_dir.bury(directory, row.reason, how)
 
 
 def _ended(job: Job, code: int, asked: bool) -> tuple[State, str]:

@@ -50,17 +50,22 @@ def versions() -> dict[str, str]:
     return found
 
 
-def git() -> dict[str, Any] | None:
-    """Commit and state of the checkout that the run was started in; None outside a checkout or without git."""
+def git(code: Path = Path(__file__)) -> dict[str, Any] | None:
+    """Commit and state of the checkout that `code`, a file of this package, is part of.
+
+    None for an installed package, also one inside somebody's checkout, and without git.
+    """
 
     def ask(*words: str) -> str:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
+        line = ["git", "-C", str(code.parent), *words]
+        return subprocess.run(line, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
+        ask("ls-files", "--error-unmatch", code.name)
         commit = ask("rev-parse", "HEAD")
-        dirty = bool(ask("status", "--porcelain", "--untracked-files=no"))
-        return {"commit": commit, "dirty": dirty, "root": ask("rev-parse", "--show-toplevel")}
+        root = ask("rev-parse", "--show-toplevel")
+        dirty = bool(ask("-C", root, "status", "--porcelain", "--untracked-files=no"))
+        return {"commit": commit, "dirty": dirty, "root": root}
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -15,6 +15,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,11 +166,20 @@ class RunDir:
         if error is None:
             self.finish()
             return
-        stopped = isinstance(error, Interrupted | KeyboardInterrupt | SystemExit)
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)  # what signals raise; sys.exit is a failure
         try:
             self.finish("interrupted" if stopped else "failed", f"{type(error).__name__}: {error}".rstrip(": "))
         except OSError as more:  # the run will be found lost; what stopped it is the error to be seen
             log.error("run.json keeps its old status: %s", more)
+
+
+def require_room(path: Path) -> None:
+    """Raise ValueError when no directory can be made at `path`: what is there of its parents takes none."""
+    parent = next(one for one in path.absolute().parents if one.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".gspo-", dir=parent))
+    except OSError as error:
+        raise ValueError(f"run.dir={path}: {parent}: {error.strerror} (accepted: a path that can be made)") from error
 
 
 def create(path: Path, config: Mapping[str, Any], run_record: Mapping[str, Any]) -> RunDir:
@@ -242,10 +252,10 @@ def status(path: Path) -> Status:
     return "lost" if said == "running" and not record.is_locked(path) else said
 
 
-def bury(path: Path, reason: str) -> None:
-    """Write into run.json that a run failed, and of what, when its processes died before they could."""
+def bury(path: Path, reason: str, status: Status = "failed") -> None:
+    """Write into run.json how a run ended, and of what, when its processes died before they could."""
     known = read_record(path)
-    ended = {"status": "failed", "reason": record.redact(" ".join(reason.split())), "ended": record.moment()}
+    ended = {"status": status, "reason": record.redact(" ".join(reason.split())), "ended": record.moment()}
     known["sessions"][-1] |= ended
     files.replace(path / "run.json", _dump(known | ended))
 
