@@ -114,8 +114,8 @@ def test_a_text_that_holds_a_definition_defines_nothing():
 @pytest.mark.parametrize(
     "tests",
     [[], [{"type": "bogus"}], [{}], ["x"], [{"type": "stdin", "input": "1"}],
-     [{"type": "call", "fn": "f", "args": [1]}], [{"type": "assert", "code": "f(1) =="}], [{"type": "assert", "code": "f(1)"}],
-     [*SQUARE, {"type": ["call"]}]],
+     [{"type": "call", "fn": "f", "args": [1]}], [{"type": "assert", "code": "f(1) =="}],
+     [{"type": "assert", "code": "f(1)"}], [*SQUARE, {"type": ["call"]}]],
 )  # fmt: skip
 def test_bad_tests_are_no_zero(tests):
     """B31: tests that could judge no program are the row's fault with code, without code and with cut-off code."""

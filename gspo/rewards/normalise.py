@@ -106,6 +106,8 @@ def word(content: str) -> str:
         return f" {bare} "
     if len(pieces := re.split(r"\b(and|or)\b", bare, flags=re.IGNORECASE)) > 1:  # what they join stands apart
         return " ".join(map(word, pieces))
+    if measured := re.fullmatch(r"(-?\d[\d.,]*) ([A-Za-z][A-Za-z .]*)", bare):
+        return f" {measured.group(1)} \\text{{{measured.group(2)}}}"
     if re.fullmatch(r"[eidx]", bare):
         return bare
     if re.fullmatch(rf"\\?(?:{NAME})", bare):

@@ -99,7 +99,7 @@ def _compares(text: str) -> bool:
 def _many(text: str) -> Node:
     """A list, split at commas, semicolons and the words `and`, `or`; or what stands alone."""
     alternatives = split(text, ("\\text{or}",))[0]
-    if len(alternatives) > 1 and any(map(_compares, alternatives)):
+    if len(alternatives) > 1 and (any(map(_compares, alternatives)) or "\\infty" in text):
         return regions.union([read(part) for part in alternatives], text)
     if THOUSANDS.fullmatch(text):
         return leaf(text)
