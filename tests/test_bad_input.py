@@ -169,7 +169,7 @@ LATE = [
         "code_reward: arithmetic has an answer, not tests (accepted: reward=math or mixed, or other data)",
     ),
     (["data=tiny_programs"], "math_reward: tiny_programs has tests, not an answer (accepted: reward=code or mixed"),
-    (["model=tiny_programs", "reward.sandbox=docker"], "reward.sandbox=docker: "),
+    (["model=tiny_programs", "reward.sandbox=docker"], "reward.sandbox='docker': accepted are auto"),
     (SET, "prompts have over 216 tokens", {"set.jsonl": row(prompt="1" * 400, answer="1")}),
     (["algo.objective._target_=gspo.algorithms.objectives.nothing"], "algo.objective._target_="),
 ]
