@@ -1,6 +1,7 @@
 """One OpenMP thread (two on busy cores stall each other), no network, nobody's W&B."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,14 @@ ONE_AFTER_ANOTHER = ("test_code", "test_evaluate", "test_programs", "test_reward
 """Files whose boxes would be taken for each other's leftovers, or whose rates need a core."""
 
 
-def pytest_itemcollected(item):
-    """With `-n 2 --dist loadgroup` the tests of a file stay in one process, and those of boxes all in the same."""
-    if item.config.pluginmanager.hasplugin("xdist"):
-        name = item.path.stem
-        item.add_marker(pytest.mark.xdist_group("boxes" if name in ONE_AFTER_ANOTHER else name))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `-n 2` the tests of a file stay in one process, and those of boxes all in the same."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            name = Path(nodeid.split("::")[0]).stem
+            return "boxes" if name in ONE_AFTER_ANOTHER else name
+
+    return ByFile(config, log)
