@@ -112,7 +112,7 @@ def resume(parts: Parts, directory: Path, record: RunDir | None, plain: dict[str
     first = parts.restore(path) if path else 0
     if record:
         if path is None and record.last_step >= 0:
-            said = f"{directory}: no checkpoint was written, though step {record.last_step} ended; starts over at step 0"
+            said = f"{directory}: no checkpoint was written, though step {record.last_step} ended; it starts over"
             log.warning(said)
             print(f"warning: {said}", file=sys.stderr)
         record.truncate(first)
