@@ -43,6 +43,7 @@ def files(
     hub_split: str = "train",
     drop_long: bool = False,
     drop_unanswered: bool = False,
+    check_answers: bool = True,
 ) -> Source:
     """Problems from `path` (absolute; else under GSPO_DATA when that is set; else under the current directory).
 
@@ -53,6 +54,7 @@ def files(
     {type: stdin | call | assert, ...}, or test code as a text. `drop_unanswered` leaves out the rows whose answer
     is null, empty or of no use to the verifier (`gspo.rewards.math.check_gold`), and says how many; `drop_long`
     those whose prompts are too long for the model.
+    `check_answers=False` takes any text for an answer, for references that are no answers of mathematics.
     Raises ValueError naming file, line (rows count from 1) and field for whatever is wrong.
     """
     if "{prompt}" not in template:
@@ -70,7 +72,7 @@ def files(
         reference = (
             _tests(record, tests_field, at) if kind == "code" else _answer(record, answer_field, answer_after, at)
         )
-        if kind == "math" and (why := check_gold(reference)):
+        if kind == "math" and check_answers and (why := check_gold(reference)):
             if drop_unanswered:
                 unanswered.append(line)
                 continue
