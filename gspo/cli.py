@@ -17,6 +17,7 @@ from gspo import eval_config, sft_config
 from gspo.config import conf_dir, register, require_known, to_plain, to_run
 from gspo.messages import help_text, one_line
 from gspo.sweep.jobs import job_name, place
+from gspo.tracking.display import say
 
 USER_ERROR, FAILURE = 2, 1
 
@@ -161,14 +162,6 @@ def report() -> None:
     from gspo.report.command import main
 
     sys.exit(main(sys.argv[1:]))
-
-
-def say(text: str) -> None:
-    """Print; a reader that goes away (`| head`) ends the output, not the command."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def app(

@@ -1,12 +1,8 @@
-"""Numbers that are not finite are told, counted and never saved; and signals when there is no step to be finished."""
+"""Numbers that are not finite are told, counted and never saved."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import signal
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 from gspo import parallel
@@ -49,18 +45,3 @@ def require_finite(parts: Parts, number: int) -> None:
     broken = [name for name, weight in weights if not parallel.full(weight.isfinite().all())]
     if broken:
         raise TrainingStopped(f"non-finite weights after step {number}: {broken[0]} and {len(broken) - 1} more")
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGTERM stops at once, as SIGINT does: while a run is put together, and after its last step."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -12,14 +12,15 @@ from typing import Any
 from gspo import checkpoint, continuation, parallel, plan, shape
 from gspo import parts as made
 from gspo.config import Run
-from gspo.faults import stoppable
 from gspo.formula import algebra
 from gspo.material import Ready, RunFailed, material, readiness
 from gspo.messages import memory_explained
 from gspo.parallel import World
 from gspo.parts import Parts
 from gspo.preflight import Finding
+from gspo.signals import handled, stop_at_once
 from gspo.tracking import run_dir
+from gspo.tracking.display import say
 from gspo.tracking.run_dir import Interrupted, RunDir
 from gspo.tracking.summary import summarize
 from gspo.tracking.wandb_mirror import Mirror
@@ -54,10 +55,10 @@ def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready)
             if record:
                 stack.enter_context(record)
                 announce(plain, ready.findings)
-                print(f"objective: {facts['objective']}")
+                say(f"objective: {facts['objective']}")
                 mirror = stack.enter_context(Mirror(record, run.tracking, name=run.run.name))
             stack.enter_context(memory_explained())
-            stack.enter_context(stoppable())
+            stack.enter_context(handled(stop_at_once))
             parts = made.assemble(run, read.model_dir, read.stream, read.tokenizer, mirror, world)
             parts.held_out = read.held_out
             try:
@@ -86,10 +87,10 @@ def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready)
 def announce(plain: dict[str, Any], findings: list[Finding]) -> None:
     """Print what `gspo-plan` prints; only the findings for a model whose shape is not known."""
     if shape.find(plain["model"]) is not None:
-        print(plan.render(plan.plan(plain)))
+        say(plan.render(plan.plan(plain)))
         return
     for finding in findings:
-        print(f"{finding.level}: {finding.text}")
+        say(f"{finding.level}: {finding.text}")
 
 
 def open_record(ready: Ready, plain: dict[str, Any], facts: dict[str, Any]) -> RunDir:

@@ -5,21 +5,18 @@ Left out on purpose: a reference model and its KL (the paper has none), replay o
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from gspo import metrics, sequences
+from gspo import metrics, sequences, signals
 from gspo.batch import make_batch, reward_tensor, split
 from gspo.config import Run
 from gspo.evaluate import evaluate, require_judged
@@ -48,7 +45,8 @@ def train(run: Run, parts: Parts, directory: Path, record: RunDir | None, *, fir
     """
     parts.engine.update_weights(parts.learner.weights(), version=first_step)
     world = parts.learner.world
-    with _signals() as asked, Display(run.train.steps, first_step) if record else nullcontext() as display:
+    shown = Display(run.train.steps, first_step) if record else nullcontext()
+    with signals.noted(_finish_the_step) as asked, shown as display:
         for number in range(first_step, run.train.steps):
             if run.eval.every and number % run.eval.every == 0:
                 held_out(run, parts, record, number)
@@ -209,28 +207,8 @@ class Clock:
         return times | {"time/step_s": time.perf_counter() - self.start}
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGINT are noted in the list, and the step is finished; a second one stops at once.
-
-    Within a second they are one: a terminal and a launcher both send Ctrl-C to a rank.
-    """
-    asked: list[int] = []
-    begun = 0.0
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal begun
-        if asked and time.monotonic() - begun > 1:
-            raise KeyboardInterrupt(signal.Signals(number).name)
-        if asked:
-            return
-        begun = time.monotonic()
-        asked.append(number)
-        log.warning("%s: finishing the step; once more stops at once", signal.Signals(number).name)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _finish_the_step(number: int, count: int) -> None:
+    """A first signal lets the step end; a second one stops at once."""
+    if count > 1:
+        signals.stop_at_once(number)
+    log.warning("%s: finishing the step; once more stops at once", signal.Signals(number).name)

@@ -124,6 +124,15 @@ def test_a_signal_finishes_the_step(tmp_path):
     assert (tmp_path / "run" / "checkpoints" / f"step_{lines(tmp_path / 'run'):06d}").is_dir()
 
 
+def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
+    """`gspo-train ... | head -1`: the plan, the objective and the summary meet a closed pipe, and the run finishes."""
+    words = " ".join(map(str, [BIN / "gspo-train", *SMALL, "rollout=hf", "train.steps=2", "run.dir=run"]))
+    line = f"set -o pipefail; {words} | head -c 1"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
 @pytest.mark.parametrize(
     "algo",
     [

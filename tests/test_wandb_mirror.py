@@ -3,17 +3,16 @@
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from runs import known
+from wandb_file import mirrored
 
 from gspo.tracking import run_dir, wandb_mirror
 from gspo.tracking.wandb_mirror import Mirror
@@ -28,45 +27,6 @@ CONFIG = {
 
 def settings(wandb="offline") -> Any:
     return SimpleNamespace(wandb=wandb, project="gspo", group="a sweep")
-
-
-def records(path: Path):
-    """The protobuf records of a .wandb file: a 7-byte head, then LevelDB's log format in blocks of 32 KiB.
-
-    https://github.com/google/leveldb/blob/main/doc/log_format.md, with the CRC-32 of zlib over type and data.
-    """
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
-
-    data, place, whole = path.read_bytes(), 7, b""
-    assert data[:4] == b":W&B", data[:7]
-    while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:
-            place += 32768 - place % 32768
-            continue
-        checksum, length, kind = struct.unpack("<IHB", data[place : place + 7])
-        body = data[place + 7 : place + 7 + length]
-        assert zlib.crc32(bytes([kind]) + body) == checksum, place
-        place += 7 + length
-        whole += body
-        if kind in (1, 4):  # full, or last
-            yield Record.FromString(whole)
-            whole = b""
-
-
-def mirrored(path: Path):
-    """The only W&B directory of a run: (its run record, {step: {name: value}}); asserts that no step comes twice."""
-    (file,) = path.glob("wandb/*/*.wandb")
-    run, table = None, {}
-    for one in records(file):
-        kind = one.WhichOneof("record_type")
-        if kind == "run":
-            run = one.run
-        elif kind == "history":
-            row = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in one.history.item}
-            assert row["_step"] not in table
-            table[row["_step"]] = {key: value for key, value in row.items() if not key.startswith("_")}
-    assert run is not None
-    return run, table
 
 
 def step(run, mirror, number, **more):
@@ -106,7 +66,7 @@ def test_killed_cut_and_continued(tmp_path):
     script = """if True:
         import os, signal, sys
         from pathlib import Path
-        sys.path.insert(0, sys.argv[2])
+        sys.path[:0] = [sys.argv[2], sys.argv[2] + "/../scripts"]
         from test_wandb_mirror import CONFIG, Mirror, run_dir, settings, step
         run = run_dir.create(Path(sys.argv[1]), CONFIG, {})
         mirror = Mirror(run, settings(), name="x")
@@ -205,7 +165,7 @@ def test_online_without_a_network_goes_offline(tmp_path):
     script = """if True:
         import sys
         from pathlib import Path
-        sys.path.insert(0, sys.argv[2])
+        sys.path[:0] = [sys.argv[2], sys.argv[2] + "/../scripts"]
         from test_wandb_mirror import CONFIG, Mirror, run_dir, settings, step, wandb_mirror
         wandb_mirror._QUIET["init_timeout"] = 2.0
         with run_dir.create(Path(sys.argv[1]), CONFIG, {}) as run, Mirror(run, settings("online"), name="x") as mirror:
@@ -239,7 +199,7 @@ def test_disabled_never_imports_wandb(tmp_path):
     script = """if True:
         import sys
         from pathlib import Path
-        sys.path.insert(0, sys.argv[2])
+        sys.path[:0] = [sys.argv[2], sys.argv[2] + "/../scripts"]
         from test_wandb_mirror import CONFIG, Mirror, run_dir, settings, step
         run = run_dir.create(Path(sys.argv[1]), CONFIG, {})
         with run, Mirror(run, settings("disabled"), name="x") as mirror:

@@ -13,13 +13,11 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Literal
 
-from gspo import forked
+from gspo import forked, signals
 from gspo.devices import here
 from gspo.messages import one_line
 from gspo.sweep import child
@@ -28,8 +26,6 @@ from gspo.sweep.jobs import Job, Verdict
 State = Literal["waiting", "running", "finished", "skipped", "failed", "interrupted"]
 POLL = 0.1
 """Seconds between looks at the children."""
-REPEAT = 1.0
-"""Seconds in which signals count as one: `timeout` sends two."""
 
 
 @dataclass(slots=True)
@@ -78,7 +74,7 @@ def run(jobs: Sequence[Job], verdicts: Sequence[Verdict], at_once: int) -> tuple
     rows = [Row(job, "skipped" if v.finished else "waiting") for job, v in zip(jobs, verdicts, strict=True)]
     for job in jobs:
         job.directory.parent.mkdir(parents=True, exist_ok=True)
-    with _signals() as asked, Table(rows) as table:
+    with signals.noted() as asked, Table(rows) as table:
         told = 0
         while True:
             running = [row for row in rows if row.state == "running"]
@@ -186,22 +182,3 @@ def _last(path: os.PathLike[str]) -> str:
             return "".join(file.readlines()[-40:])
     except OSError as error:
         return one_line(error)
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGINT, each noted once in the list."""
-    asked: list[int] = []
-    last = [-REPEAT]
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - last[0] >= REPEAT:
-            asked.append(number)
-        last[0] = time.monotonic()
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gspo.tracking.display import lead_nowhere
+
 if TYPE_CHECKING:
     from gspo.sweep.runner import Row
 
@@ -91,9 +93,7 @@ class Table:
             show()
         except OSError:
             self.silent = True
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.stream.fileno())
-            os.close(nowhere)
+            lead_nowhere(self.stream)
 
 
 def _console(stream: TextIO) -> Any:

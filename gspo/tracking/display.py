@@ -16,12 +16,27 @@ log = logging.getLogger(__name__)
 _SHOWN = (("reward", "reward/mean"), ("clip", "clip/token_binding"), ("tok/s", "perf/tokens_per_s"))
 
 
+def say(text: str) -> None:
+    """Print to stdout; a reader that goes away (`| head`) ends the output, not what prints it."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        lead_nowhere(sys.stdout)
+
+
+def lead_nowhere(stream: TextIO) -> None:
+    """From here on what is written to `stream` is dropped: its reader is gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
 class Display:
     """Step, reward, share of clipped tokens, tokens/s and time left; `update` takes a row of metrics.jsonl.
 
     On a terminal a rich progress bar; elsewhere (a pipe, a file, TERM=dumb) the first step, the last one and a line
-    at most every `interval` seconds. A reader that goes away (`| head`, a closed
-    session) ends the display, not the run.
+    at most every `interval` seconds. A reader that goes away (`| head`, a closed session) ends the display, not the
+    run.
     """
 
     def __init__(
@@ -89,9 +104,7 @@ class Display:
             self.silent = True
             log.warning("progress display stopped: %s", error)
             if self.stream is sys.stdout:  # else whatever prints next fails
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self.stream.fileno())
-                os.close(nowhere)
+                lead_nowhere(self.stream)
 
 
 def _number(value: Any) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gspo.tracking import files, run_dir
+from gspo.tracking.display import say
 
 WINDOW = 10
 """Steps of the running mean, and of the first and last mean that are printed."""
@@ -36,13 +37,13 @@ def summarize(path: Path) -> Path:
     step = [row["step"] for row in table]
     series = {key: [float(row.get(key, np.nan)) for row in table] for key in ("reward/mean", *CLIPS)}
     reward = series["reward/mean"]
-    print(f"{known['status']}: {len(table)} steps in {path}")
+    say(f"{known['status']}: {len(table)} steps in {path}")
     first, last = np.mean(reward[:WINDOW]), np.mean(reward[-WINDOW:])
-    print(f"reward/mean: first {WINDOW} steps {first:.4f}, last {WINDOW} {last:.4f}")
-    print("share clipped: " + ", ".join(f"{key} {np.mean(series[key]):.4g}" for key in CLIPS))
+    say(f"reward/mean: first {WINDOW} steps {first:.4f}, last {WINDOW} {last:.4f}")
+    say("share clipped: " + ", ".join(f"{key} {np.mean(series[key]):.4g}" for key in CLIPS))
     picture = path / "summary.png"
     files.replace(picture, _draw(step, series, str(known.get("objective", path.name))))
-    print(f"picture: {picture}")
+    say(f"picture: {picture}")
     return picture
 
 
