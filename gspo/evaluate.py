@@ -27,7 +27,7 @@ from gspo.rewards.answers import find_answer
 from gspo.rewards.guards import too_big
 from gspo.rewards.nodes import Leaf, squeeze
 from gspo.rewards.normalise import normalise
-from gspo.rewards.score import VerifierFailures, score
+from gspo.rewards.score import VerifierFailures, check_workers, score
 from gspo.rewards.structure import read
 from gspo.rewards.units import NONE
 from gspo.rollout import Engine
@@ -85,7 +85,7 @@ def check(settings: BenchmarkSettings) -> Callable[[], Source]:
     for name in ("k", "problems"):
         if (value := getattr(settings, name)) is not None and value < 1:
             raise ValueError(f"benchmark.{name}={value}: too small (accepted: 1 or more)")
-    bind(settings.reward, "benchmark.reward")
+    check_workers(bind(settings.reward, "benchmark.reward"), "benchmark.reward")
     if settings.columns:
         bind(settings.columns, "benchmark.columns")
     return bind(settings.data, "benchmark.data")

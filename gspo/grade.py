@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gspo.binding import bind, target
+from gspo.rewards.score import check_workers
 
 Row = dict[str, Any]
 OWN_FAILURES = ("verifier_failed", "infrastructure")
@@ -33,6 +34,7 @@ def judge_of(reward: dict[str, Any]) -> tuple[Callable[[Row], Row], Callable[[Ro
             f"reward._target_={reward.get('_target_')}: judges no files (accepted: reward=math, reward=code)"
         )
     judge = bind(reward | {"_target_": f"{home}.grade_row"}, "reward")
+    check_workers(judge, "reward")
     return judge, target({"_target_": f"{home}.row_problem"}, "reward")
 
 

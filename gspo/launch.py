@@ -12,6 +12,7 @@ from gspo.binding import bind
 from gspo.config import Run
 from gspo.material import Ready, RunFailed, use_what_is_installed
 from gspo.messages import failure
+from gspo.rewards.score import check_workers
 from gspo.tracking import run_dir, wandb_mirror
 
 
@@ -56,7 +57,7 @@ def check(run: Run, plain: dict[str, Any], overrides: list[str]) -> Ready:
     ranks.to_start(run.trainer.devices)
     pretrained.check(run.model.path)
     data.check(run.data)
-    bind(run.reward, "reward")
+    check_workers(bind(run.reward, "reward"), "reward")
     evaluate.settings_of(run.eval, run.reward)
     wandb_mirror.check(run.tracking.wandb)
     directory = continuation.run_directory(run, overrides)

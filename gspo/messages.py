@@ -125,7 +125,7 @@ def near(key: str) -> str:
     close = difflib.get_close_matches(key, known, n=3, cutoff=0.6) or [
         k for k in known if key.split(".")[0] == known[k]
     ]
-    return f"; near it: {', '.join(close)}" if close else "; `gspo-train --cfg job` lists all keys"
+    return f"; near it: {', '.join(close)}" if close else "; `--cfg job` lists all keys"
 
 
 def failure(error: BaseException) -> str:

@@ -101,20 +101,6 @@ def name(config: Config, shape: ModelShape | None, where: Where | None) -> Itera
         yield Finding("error", "run.name", given, f"run.name='{given}': a name is needed (accepted: any text)")
 
 
-def judges(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
-    """Without processes nothing is judged; a reward may hold others, which have processes of their own."""
-    for key in _keys_of(config.get("reward"), "workers", "reward"):
-        value = get(config, key)
-        if isinstance(value, int) and value < 1:
-            yield error(config, key, "too small", "1 or more")
-
-
-def _keys_of(node: Any, last: str, prefix: str) -> Iterator[str]:
-    """Dotted keys inside `node` that end in `last`."""
-    for key, value in node.items() if isinstance(node, dict) else ():
-        yield from [f"{prefix}.{key}"] if key == last else _keys_of(value, last, f"{prefix}.{key}")
-
-
 def words(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
     """A misspelt word would fall through to some default branch."""
     for key, accepted in WORDS.items():
@@ -281,6 +267,6 @@ def device_memory(config: Config, shape: ModelShape | None, where: Where | None)
 
 
 CHECKS: tuple[Callable[[Config, ModelShape | None, Where | None], Iterator[Finding]], ...] = (
-    words, name, numbers, judges, group, minibatches, context, sampler, clip, clip_takes_effect, replay, devices,
+    words, name, numbers, group, minibatches, context, sampler, clip, clip_takes_effect, replay, devices,
     device_memory, clip_can_bind, clip_level, sampler_precision, schedule,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from tiny import tiny_model_dir
 
-from gspo import benchmarks, cli, eval_config, evaluate, pretrained
+from gspo import benchmarks, eval_config, evaluate, pretrained
 from gspo.benchmarks import elo
 from gspo.benchmarks.codeforces import unsuitable
 from gspo.benchmarks.livecodebench import private_tests
@@ -175,36 +175,6 @@ def test_a_sweep_of_evaluations(runs):
     found = {path.name: jsonl(path / "eval.jsonl")[0]["avg_at_k"] for path in (runs / "swept").glob("check*")}
     assert len(found) == 2
     assert jsonl(runs / "with" / "eval.jsonl")[2]["avg_at_k"] in found.values()
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "said"),
-    [
-        ("evaluate", ["k=0"], "benchmark.k=0"),
-        ("evaluate", ["benchmark=aime26"], "aime25"),
-        ("evaluate", ["checkpoint=nowhere"], "checkpoint=nowhere"),
-        ("evaluate", ["benchmark.reward.lenientt=true"], "lenientt"),
-        ("evaluate", ["sampling.max_tokens=256"], "model.context=256"),
-        ("evaluate", ["benchmark=gsm8k", "benchmark.data.path=/no/such.jsonl"], "/no/such.jsonl"),
-        ("evaluate", ["compare", "here"], "two directories"),
-        ("train", ["eval.every=2"], "eval.benchmark"),
-        ("train", ["eval.every=2", "eval.benchmark=aime26"], "aime25"),
-        ("train", ["eval.every=-1"], "eval.every=-1"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, monkeypatch, capfd, name, arguments, said):
-    """Exit code 2, one line that names the value, nothing created."""
-    more = [] if arguments[0] == "compare" else ["rollout=hf", "run.dir=run"]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [f"gspo-{name[:4]}", *arguments, *more])
-    GlobalHydra.instance().clear()
-    with pytest.raises(SystemExit) as ended:
-        getattr(cli, name)()
-    assert ended.value.code == 2
-    lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("warning:")]
-    assert len(lines) == 1, lines
-    assert said in lines[0]
-    assert not list(tmp_path.iterdir())
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------

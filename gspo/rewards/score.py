@@ -16,14 +16,21 @@ class VerifierFailures(RuntimeError):
 
 def workers_of(reward: RewardFn) -> int:
     """The largest `workers` bound to a reward function or to one inside it; the number of cores without one."""
-    return max(_workers(reward), default=os.cpu_count() or 1)
+    return max(_workers(reward, "reward").values(), default=os.cpu_count() or 1)
 
 
-def _workers(value: object) -> list[int]:
-    if isinstance(value, functools.partial):
-        own = value.keywords.get("workers")
-        return [own] if own else [n for inner in value.keywords.values() for n in _workers(inner)]
-    return [n for inner in value.values() for n in _workers(inner)] if isinstance(value, dict) else []
+def check_workers(reward: RewardFn, where: str) -> None:
+    """Raise ValueError for fewer than one of the `workers` bound to `reward`, the function at `where`, or inside it."""
+    for key, number in _workers(reward, where).items():
+        if number < 1:
+            raise ValueError(f"{key}={number}: too small (accepted: 1 or more)")
+
+
+def _workers(value: object, where: str) -> dict[str, int]:
+    """Every bound `workers` by its dotted key."""
+    inside = value.keywords if isinstance(value, functools.partial) else value if isinstance(value, dict) else {}
+    own = {f"{where}.workers": inside["workers"]} if isinstance(inside.get("workers"), int) else {}
+    return own or {k: n for name, inner in inside.items() for k, n in _workers(inner, f"{where}.{name}").items()}
 
 
 def failed(reason: str) -> Reward:
