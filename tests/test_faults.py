@@ -92,7 +92,7 @@ def test_too_many_skipped_updates_end_the_run_with_a_sound_checkpoint(tmp_path):
     assert (known(run)["status"], len(rows(run))) == ("failed", 2)
     assert "3 updates in a row" in known(run)["reason"]
     tensors, state = checkpoint.load(run / "checkpoints" / "step_000002")
-    assert state["skipped"] == 3 or state["skipped"] == 0
+    assert state["skipped"] == 0  # updates 6 and 7, the last of the step, were finite
     assert all(bool(weight.isfinite().all()) for weight in tensors["model"].values())
 
 

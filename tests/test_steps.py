@@ -83,7 +83,7 @@ def test_one_step_a_response_is_the_outcome_advantage():
     """S = 1 is [P, G] with another shape, and `group_normalized` takes either."""
     rewards = torch.tensor([[1.0, 0.0, 0.25, NAN], [1.0, 1.0, 1.0, 1.0]])
     assert step_normalized(rewards[..., None])[..., 0].tolist() == group_normalized(rewards).tolist()
-    assert group_normalized(rewards[..., None]).shape == (2, 4, 1)
+    assert group_normalized(rewards[..., None])[..., 0].tolist() == group_normalized(rewards).tolist()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_tokens_of_a_batch_have_the_advantage_of_their_step():
     assert rewards.tolist() == [[[1, 1, 1, 1], [1, 0, 0, 0]]] * 2  # mean 5/8, std sqrt(15)/8
     one, zero = 3 / math.sqrt(15), -5 / math.sqrt(15)
     batch = make_batch(groups, group_normalized(rewards), tokenizer=letters)
-    assert batch.adv.shape == batch.mask.shape
+    assert batch.adv.shape == (4, 3 + 17 - 1)  # prompt and response; the first token has no prediction
     spans = (5, 4, 4, 4)  # tokens of each step
     good = np.repeat([4 * one, 3 * one, 2 * one, one], spans)
     bad = np.repeat([one + 3 * zero, 3 * zero, 2 * zero, zero], spans)

@@ -37,7 +37,10 @@ class Curve:
 
 
 def training(arm: str, runs: Sequence[Run], name: str, axis: str, rng: np.random.Generator) -> Curve | None:
-    """The 10-step mean of a metric over the part of the axis that all runs of the arm have; None under two points."""
+    """The 10-step mean of a metric over the part of the axis that all runs of the arm have; None under two points.
+
+    A run with fewer than two points is left out; `n` counts the others.
+    """
     pieces: list[tuple[Column, Column]] = []
     for run in runs:
         x, y = run.column(AXES[axis][0]), smoothed(run.column(name))

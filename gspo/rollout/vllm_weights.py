@@ -144,7 +144,8 @@ def _experts(layer: nn.Module, parent: str, shapes: Mapping[str, tuple[int, ...]
         pack(scratch)
         for leaf in names.values():
             live, packed = getattr(layer, leaf), getattr(scratch, leaf)
-            assert live.shape == packed.shape, (leaf, live.shape, packed.shape)
+            if live.shape != packed.shape:  # copy_ would broadcast
+                raise ValueError(f"{parent}.{leaf}: vLLM packs {list(packed.shape)}, the engine has {list(live.shape)}")
             live.detach().copy_(packed)
 
     return {name: lambda tensor, name=name: take(name, tensor) for name in expected}
