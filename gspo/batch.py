@@ -112,20 +112,32 @@ def split(batch: Batch, minibatches: int, *, seed: int) -> list[Batch]:
     return parts
 
 
-def micro_batches(batch: Batch, max_tokens: int, *, packed: bool = False) -> list[Batch]:
+def micro_batches(batch: Batch, max_tokens: int, *, packed: bool = False, ranks: int = 1) -> list[Batch]:
     """Rows sorted by length, cut so that each part's cost <= `max_tokens` (one row at least), padding trimmed.
 
-    The cost is rows * longest row, or for rows that are `packed` end to end the sum of their lengths.
+    The cost is rows * longest row, or for rows that are `packed` end to end the sum of their lengths. There are as few
+    parts as that allows, or the next multiple of `ranks` where there are rows enough, and their largest cost is as
+    small as that number allows: ranks that share the parts end together.
     """
     order = torch.argsort(batch.lengths, stable=True)
     lengths = batch.lengths[order].tolist()
-    parts, start = [], 0
-    for stop in range(1, len(lengths) + 1):
-        last = stop == len(lengths)
-        if last or (sum(lengths[start : stop + 1]) if packed else (stop + 1 - start) * lengths[stop]) > max_tokens:
-            parts.append(select(batch, order[start:stop]))
-            start = stop
-    return parts
+    few, many = max_tokens, min(len(lengths), -(-len(_cuts(lengths, max_tokens, packed)) // ranks) * ranks)
+    low = 0  # the smallest budget that still needs no more than `many` parts lies in (low, few]
+    while few - low > 1:
+        middle = (low + few) // 2
+        low, few = (low, middle) if len(_cuts(lengths, middle, packed)) <= many else (middle, few)
+    return [select(batch, order[start:stop]) for start, stop in _cuts(lengths, few, packed)]
+
+
+def _cuts(lengths: list[int], budget: int, packed: bool) -> list[tuple[int, int]]:
+    """Where parts of ascending `lengths` begin and end, each filled up to `budget`; one row at least."""
+    cuts, start, total = [], 0, 0
+    for stop, longest in enumerate(lengths):
+        total = total + longest if packed else (stop + 1 - start) * longest
+        if stop > start and total > budget:
+            cuts.append((start, stop))
+            start, total = stop, longest
+    return [*cuts, (start, len(lengths))]
 
 
 def select(batch: Batch, rows: Tensor) -> Batch:

@@ -100,7 +100,7 @@ class Learner:
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
         """The parts of a batch that go through the model at once."""
-        return micro_batches(batch, self.micro_batch_tokens, packed=self.packed)
+        return micro_batches(batch, self.micro_batch_tokens, packed=self.packed, ranks=self.world.size)
 
     def logp(self, batch: Batch) -> Tensor:
         """log pi_theta(y_it | x, y_i<t) of the present weights: [B, T], in the micro-batches an update would use."""

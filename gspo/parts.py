@@ -18,7 +18,7 @@ from gspo.binding import target
 from gspo.compute import Ledger
 from gspo.config import Run
 from gspo.data import PromptStream, open_source
-from gspo.devices import here
+from gspo.devices import here, keep_memory
 from gspo.evaluate import Benchmark
 from gspo.formula import level
 from gspo.learner import Learner, ObjectiveFn
@@ -163,6 +163,7 @@ def assemble(
 ) -> Parts:
     """Start the engine, load the model, make the learner. `mirror` is None on ranks that do not write."""
     torch.set_num_threads(run.trainer.threads)
+    keep_memory()
     seed_all(run.seed)
     device = torch.device(world.device).type
     auto = "bfloat16" if device == "cuda" else "float32"
@@ -196,6 +197,7 @@ def assemble(
         micro_batch_tokens=run.trainer.micro_batch_tokens,
         total_updates=run.train.steps * run.train.minibatches,
         aux_loss_coef=run.train.aux_loss_coef,
+        packed=packed,
         world=world,
     )
     engine.weights = learner.weights

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gspo.binding import bind
 from gspo.data import Row, Source
+from gspo.devices import keep_memory
 from gspo.pass_rate import PassRate, measure
 from gspo.pretrained import character_tokenizer
 from gspo.sft_config import SftConfig
@@ -51,6 +52,7 @@ def run(config: SftConfig, *, command: str = "gspo-sft") -> Path:
     check(config)
     disable_progress_bar()
     torch.set_num_threads(1)
+    keep_memory()
     torch.manual_seed(config.seed)
     started = time.perf_counter()
     tokenizer = character_tokenizer()

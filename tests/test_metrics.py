@@ -1,5 +1,6 @@
 """Metrics are sums over one table: hand-worked fractions, and independence of how the batch was cut."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -216,3 +217,22 @@ def test_micro_batches_respect_the_token_budget():
     assert all(p.tokens.numel() <= 64 for p in parts)
     assert all(p.num_sequences == 8 and p.num_tokens == batch.num_tokens for p in parts)
     assert len(micro_batches(batch, 1)) == 8
+
+
+def test_micro_batches_are_even():
+    """The largest cost is the smallest of all cuts into as many parts, by trying them all: catches filling up from the
+    shortest, which leaves the longest alone. Ranks get a multiple of their number where there are rows enough."""
+    batch, _ = make([3, 40, 7, 25, 1, 18, 30, 2], [0.0] * 8, [1.0] * 8)
+    for ranks, packed in [(1, False), (2, False), (3, False), (5, True), (16, False)]:
+        parts = micro_batches(batch, 96, ranks=ranks, packed=packed)
+        assert sorted(torch.cat([p.row for p in parts]).tolist()) == list(range(8))
+        assert len(parts) % ranks == 0 or len(parts) == 8
+        costs = [int(p.lengths.sum()) if packed else p.tokens.numel() for p in parts]
+        rows = sorted(batch.lengths.tolist())
+        best = min(max(cost(rows[a:b], packed) for a, b in itertools.pairwise([0, *cut, 8]))
+                   for cut in itertools.combinations(range(1, 8), len(parts) - 1))  # fmt: skip
+        assert max(costs) == best <= 96
+
+
+def cost(rows, packed):
+    return sum(rows) if packed else len(rows) * max(rows)
