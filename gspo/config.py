@@ -136,7 +136,7 @@ class TrainerSettings:
     micro_batch_tokens: int = MISSING
     """Padded tokens (prompt and response) of one forward pass."""
     activation_checkpointing: bool | None = None
-    """Compute blocks again in the backward instead of keeping their activations; null: with several ranks."""
+    """Compute blocks again in the backward instead of keeping their activations; null: on several GPUs."""
     threads: int = 1
     """CPU threads of torch in a rank."""
 

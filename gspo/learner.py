@@ -83,20 +83,18 @@ class Learner:
             weight_decay=optim.weight_decay,
         )
 
-    def token_logp(self, micro: Batch) -> tuple[Tensor, Tensor]:
-        """log pi_theta and entropy at every trained position of a micro-batch, both [B, T], 0 off the mask."""
-        logp, entropy = policy.token_logp(
+    def token_logp(self, micro: Batch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """log pi_theta, and on request the entropy, at every trained position of a micro-batch: [B, T], 0 elsewhere."""
+        return policy.token_logp(
             self.model,
             micro.tokens,
             micro.lengths,
             micro.mask,
             temperature=self.temperature,
             precision=self.precision,
-            entropy=True,
+            entropy=entropy,
             packed=self.packed,
         )
-        assert entropy is not None
-        return logp, entropy
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
         """The parts of a batch that go through the model at once."""
@@ -158,7 +156,7 @@ class Learner:
         for micro, weight in parallel.deal(self.micro_batches(minibatch), self.world):
             micro = to(micro, self.device)
             with self._replay(micro), balance.watch() if balance else nullcontext() as routed:
-                logp, entropy = self.token_logp(micro)
+                logp, entropy = self.token_logp(micro, entropy=True)
                 old_logp = logp.detach() if micro.old_logp is None else micro.old_logp.to(logp)
                 terms = objective(logp, old_logp, micro.adv.to(logp), micro.mask)
                 micro_loss = -terms.value.sum() / denominator(terms, minibatch)

@@ -43,9 +43,9 @@ def engine_bytes_each(config: dict[str, Any], device: Device) -> int:
 
 
 def recomputes_blocks(config: dict[str, Any], where: Where) -> bool:
-    """Activation checkpointing: trainer.activation_checkpointing, or where that is not set, with sharded weights."""
+    """Activation checkpointing: trainer.activation_checkpointing, or where that is not set, on several GPUs."""
     asked = config["trainer"].get("activation_checkpointing")
-    return where.devices > 1 if asked is None else bool(asked)
+    return where.device.cuda and where.devices > 1 if asked is None else bool(asked)
 
 
 def micro_batch_tokens(config: dict[str, Any]) -> int:

@@ -22,6 +22,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+WHOLE = 2**24
+"""Parameters up to which a model is one unit of FSDP2: 64 MiB in float32, cheaper than a collective for each block."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """This process among the ranks of a run."""
@@ -103,9 +107,10 @@ def sum_tensor(tensor: Tensor, world: World) -> Tensor:
     return tensor
 
 
-def shard(model: nn.Module, world: World, *, precision: str, even_one: bool = False) -> nn.Module:
+def shard(model: nn.Module, world: World, *, precision: str, even_one: bool = False, whole: int = WHOLE) -> nn.Module:
     """FSDP2: every block and the rest sharded over all ranks; float32 masters, compute in `precision`.
 
+    A model of up to `whole` parameters is gathered at once, not block by block.
     Gradients are averaged over ranks, so the loss is scaled by `world.size` (a divide factor of 1 needs PREMUL_SUM,
     which gloo lacks). A world of one is left as it is unless `even_one`.
     """
@@ -117,7 +122,8 @@ def shard(model: nn.Module, world: World, *, precision: str, even_one: bool = Fa
     mesh = init_device_mesh(torch.device(world.device).type, (world.size,))
     low = torch.bfloat16 if precision == "bfloat16" else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
-    for block in model.model.layers:  # type: ignore[union-attr]
+    large = sum(p.numel() for p in model.parameters()) > whole
+    for block in model.model.layers if large else ():  # type: ignore[union-attr]
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model

@@ -149,8 +149,8 @@ def model_on(run: Run, directory: Path, world: World, precision: str) -> Any:
         device = "cpu" if several else str(world.device)
         whole = policy.load(directory, experts_implementation=kernel, trust_remote_code=False, device=device)
     model: Any = policy.empty(directory, experts_implementation=kernel) if several else whole
-    asked = run.trainer.activation_checkpointing
-    if several if asked is None else asked:
+    asked, cuda = run.trainer.activation_checkpointing, torch.device(world.device).type == "cuda"
+    if several and cuda if asked is None else asked:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if several:
         model = parallel.shard(model, world, precision=precision)
