@@ -118,9 +118,9 @@ class RolloutSettings:
     dtype: str = "auto"
     """Weights and arithmetic of the engine: `float32`, `bfloat16`, or `auto` (the trainer's precision)."""
     workers: int = 1
-    """Engine processes; 1: in this process."""
+    """Engines of a rank on the CPU that share a step's prompts: one in the rank's process, the others beside it."""
     tensor_parallel: int = 1
-    """GPUs that share one engine."""
+    """GPUs that share one engine; a divisor of the number of ranks."""
     memory_fraction: float = 0.5
     """Share of a GPU's memory for the engine; on the CPU ignored by the engine and refused unless default."""
     kv_cache_gb: int = 1
@@ -137,8 +137,11 @@ class TrainerSettings:
     """Padded tokens (prompt and response) of one forward pass."""
     activation_checkpointing: bool | None = None
     """Compute blocks again in the backward instead of keeping their activations; null: on several GPUs."""
+    offload: Any = "auto"
+    """GPUs: AdamW's moments wait in host memory while the engine generates: true, false, or `auto` (where they would
+    not fit beside it)."""
     threads: int = 1
-    """CPU threads of torch in a rank."""
+    """CPU threads of torch in a rank and in each of `rollout.workers`."""
 
 
 @dataclass

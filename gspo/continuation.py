@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "rollout.check_every",
     "trainer.devices",
     "trainer.activation_checkpointing",
+    "trainer.offload",
 )
 """Keys (or groups) that may differ between a run and its continuation; with a constant schedule `train.steps` too."""
 

@@ -164,7 +164,7 @@ def evaluate(
     begun, groups, at_once = time.perf_counter(), [], max(1, CHUNK // k)
     for start in range(0, len(prompts), at_once):
         chunk = list(prompts[start : start + at_once])
-        groups += parallel.spread(judged, chunk, world or parallel.World())
+        groups += parallel.spread(judged, chunk, world or parallel.World(), together=engine.ranks)
         if progress:
             progress(len(groups) * k, len(prompts) * k)
     samples = [_sample(group, g, reward) for group in groups for g in range(k)]

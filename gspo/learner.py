@@ -57,13 +57,14 @@ class Learner:
         total_updates: int,
         aux_loss_coef: float = 0.0,
         packed: bool = False,
+        offload: bool = False,
         world: World | None = None,
     ):
         """`old_logp`: who says pi_theta_old, `trainer` or `sampler`; `routing_replay`: `off`, or `old` to take the
         experts that pi_theta_old chose; `micro_batch_tokens`: tokens of a forward, padding included; `total_updates`:
         optimiser steps at which the schedule ends; `aux_loss_coef`: weight of the routers' load-balance loss;
-        `packed`: rows run end to end, without padding. Raises ValueError for a replay or a load-balance loss on a
-        dense model."""
+        `packed`: rows run end to end, without padding; `offload`: see `make_room`. Raises ValueError for a replay or a
+        load-balance loss on a dense model."""
         if routing_replay != "off" or aux_loss_coef:
             routing.routers(model)
         self.model, self.optim, self.clip = model, optim, clip
@@ -71,7 +72,7 @@ class Learner:
         self.routing_replay = routing_replay
         self.num_experts = int(routing.routers(model)[0][1].num_experts) if routing.is_moe(model) else 0  # pyright: ignore
         self.micro_batch_tokens, self.total_updates = micro_batch_tokens, total_updates
-        self.aux_loss_coef, self.packed = aux_loss_coef, packed
+        self.aux_loss_coef, self.packed, self.offload = aux_loss_coef, packed, offload
         self.world = world or World(device=next(model.parameters()).device)
         self.device = self.world.device
         self.updates = 0
@@ -204,6 +205,21 @@ class Learner:
         """Every parameter under its name in transformers' state dict, whole on every rank, one at a time."""
         yield from parallel.full_weights(self.model)
 
+    def make_room(self) -> None:
+        """On a GPU, before the engine wakes: gradients and cached blocks are freed, and with `offload` AdamW's moments
+        go to host memory, until the next step of the optimiser."""
+        if torch.device(self.device).type != "cuda":
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.offload:
+            self.move_moments("cpu")
+        torch.cuda.empty_cache()
+
+    def move_moments(self, device: torch.device | str) -> None:
+        """AdamW's moments (not its step counts, which stay where AdamW keeps them) on `device`."""
+        for state in self.optimizer.state.values():
+            state |= {key: value.to(device) for key, value in state.items() if value.ndim}
+
     def _balance(self, minibatch: Batch) -> routing_meter.Balance:
         """What the load-balance loss of the mini-batch's parts needs to know of the whole: its experts' shares."""
         if (experts := minibatch.experts) is None:
@@ -232,6 +248,8 @@ class Learner:
         if not skipped:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
+            if self.offload:
+                self.move_moments(self.device)
             self.optimizer.step()
         self.updates += 1
         return grad_norm, lr, skipped

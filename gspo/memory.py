@@ -89,14 +89,19 @@ def largest_block(shape: ModelShape) -> int:
 def parts(config: dict[str, Any], shape: ModelShape, where: Where) -> list[Part]:
     """Every part of one device's memory, in bytes.
 
-    trainer.offload: true moves AdamW's moments to the host while generating, auto where that is needed.
+    With `offloads`, AdamW's moments are on the host while the engine generates.
     """
     rest = [*_pass(config, shape, where), *_engine(config, shape, where)]
-    offload = config["trainer"].get("offload")
-    found = _weights(shape, where, offload is True) + rest
-    if offload == "auto" and peaks(found)["generation"] > available(where):
-        return _weights(shape, where, True) + rest
-    return found
+    return _weights(shape, where, offloads(config, shape, where)) + rest
+
+
+def offloads(config: dict[str, Any], shape: ModelShape, where: Where) -> bool:
+    """trainer.offload, where `auto` means: if AdamW's moments would not fit beside the engine."""
+    asked = config["trainer"].get("offload")
+    if asked != "auto":
+        return bool(asked)
+    found = [*_weights(shape, where, False), *_engine(config, shape, where)]
+    return where.device.cuda and peaks(found)["generation"] > available(where)
 
 
 def peaks(found: list[Part]) -> dict[str, int]:
@@ -175,6 +180,8 @@ def _engine(config: dict[str, Any], shape: ModelShape, where: Where) -> list[Par
         how = f"{rollout['memory_fraction']} * {where.device.bytes / GIB:.1f} GiB - engine weights"
     else:
         kv, how = rollout["kv_cache_gb"] * GIB, f"rollout.kv_cache_gb={rollout['kv_cache_gb']}"
+    if (workers := rollout.get("workers") or 1) > 1:
+        weights, over, kv, how = weights * workers, f"{over} * {workers} workers", kv * workers, f"{how} * {workers}"
     return [
         Part("engine weights", weights, when, f"{each} B * {over}"),
         Part(

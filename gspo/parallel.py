@@ -85,10 +85,16 @@ def total(value: float, world: World) -> float:
     return float(sum(gather(value, world)))
 
 
-def spread(work: Callable[[list[T]], list[R]], items: Sequence[T], world: World) -> list[R]:
-    """`work(items)` where `work` gives a result for each item: rank r does every size-th item, all get all results."""
-    done = gather(work(list(items[world.rank :: world.size])), world)
-    return [done[i % world.size][i // world.size] for i in range(len(items))]
+def spread(work: Callable[[list[T]], list[R]], items: Sequence[T], world: World, *, together: int = 1) -> list[R]:
+    """`work(items)` where `work` gives a result for each item; all ranks get all results.
+
+    `together` neighbouring ranks are one worker, which does every n-th item (n workers): its ranks call `work` with the
+    same items, and the result of the first of them counts.
+    """
+    workers, place = world.size // together, world.rank // together
+    mine = work(list(items[place::workers]))
+    done = gather(mine if world.rank % together == 0 else None, world)[::together]
+    return [done[i % workers][i // workers] for i in range(len(items))]
 
 
 def from_first(value: Any, world: World) -> Any:

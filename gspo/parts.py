@@ -26,6 +26,7 @@ from gspo.parallel import World
 from gspo.restart import Restarting
 from gspo.rollout import Engine
 from gspo.rollout.contract import check_settings
+from gspo.rollout.workers import Workers
 from gspo.sequences import EPS_GRID
 from gspo.shape import known
 from gspo.state import capture_rng, flatten_optimizer, restore_rng, seed_all, unflatten_optimizer
@@ -158,17 +159,8 @@ def model_on(run: Run, directory: Path, world: World, precision: str) -> Any:
     return model
 
 
-def assemble(
-    run: Run, directory: Path, stream: PromptStream, tokenizer: Any, mirror: Mirror | None, world: World
-) -> Parts:
-    """Start the engine, load the model, make the learner. `mirror` is None on ranks that do not write."""
-    torch.set_num_threads(run.trainer.threads)
-    keep_memory()
-    seed_all(run.seed)
-    device = torch.device(world.device).type
-    auto = "bfloat16" if device == "cuda" else "float32"
-    precision = auto if run.trainer.precision == "auto" else run.trainer.precision
-    objective, advantage, reward = functions(run)
+def engine_of(run: Run, directory: Path, tokenizer: Any, *, precision: str, device: str) -> Callable[[], Engine]:
+    """What starts the rollout engine of a rank, as often as it is called."""
     start = functools.partial(
         target({"_target_": run.rollout._target_}, "rollout"),
         directory,
@@ -178,10 +170,40 @@ def assemble(
         precision=precision,
         context=run.model.context,
         seed=run.seed,
-        max_batch=run.train.prompts_per_step * run.train.group_size,
+        max_batch=-(-run.train.prompts_per_step // run.rollout.workers) * run.train.group_size,
         device=device,
     )
-    engine = Restarting(start, world)
+    if run.rollout.workers == 1:
+        return start
+    return functools.partial(Workers, start, run.rollout.workers, functools.partial(settle, run.trainer.threads))
+
+
+def settle(threads: int) -> None:
+    """Torch's threads and memory in a new process."""
+    torch.set_num_threads(threads)
+    keep_memory()
+
+
+def assemble(
+    run: Run,
+    directory: Path,
+    stream: PromptStream,
+    tokenizer: Any,
+    mirror: Mirror | None,
+    world: World,
+    *,
+    offload: bool,
+) -> Parts:
+    """Start the engine, load the model, make the learner. `mirror` is None on ranks that do not write; `offload`:
+    AdamW's moments wait in host memory while the engine generates."""
+    settle(run.trainer.threads)
+    seed_all(run.seed)
+    device = torch.device(world.device).type
+    auto = "bfloat16" if device == "cuda" else "float32"
+    precision = auto if run.trainer.precision == "auto" else run.trainer.precision
+    objective, advantage, reward = functions(run)
+    engine = Restarting(engine_of(run, directory, tokenizer, precision=precision, device=device), world)
+    engine.sleep()
     model = model_on(run, directory, world, precision)
     packed = device == "cuda" and precision == "bfloat16"  # what torch's variable-length attention is made for
     if packed:
@@ -198,6 +220,7 @@ def assemble(
         total_updates=run.train.steps * run.train.minibatches,
         aux_loss_coef=run.train.aux_loss_coef,
         packed=packed,
+        offload=offload,
         world=world,
     )
     engine.weights = learner.weights

@@ -92,6 +92,7 @@ def _memory(out: Plan, config: dict[str, Any], shape: ModelShape, where: Where) 
         moments = next(part for part in found if part.name == "AdamW moments")
         rest = sums["generation"] - (moments.bytes if "generation" in moments.at else 0)
         rows.append(("= at generation, offloaded", gib(rest), "without AdamW moments (trainer.offload=true)"))
+        rows.append(("= at generation, kept", gib(rest + moments.bytes), "with them (trainer.offload=false)"))
     rows.append((f"{where.device.name} has", gib(memory.available(where)), "a rank; " + where.note))
     kind = (
         f"FSDP2 over {where.devices} {where.device.name}"

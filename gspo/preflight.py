@@ -29,6 +29,7 @@ WORDS = {
     "optim.schedule": ("constant", "linear", "cosine"),
     "trainer.precision": ("auto", "float32", "bfloat16"),
     "rollout.dtype": ("auto", "float32", "bfloat16"),
+    "trainer.offload": ("auto", True, False),
     "tracking.wandb": ("disabled", "offline", "online"),
 }
 AT_LEAST = {
@@ -105,7 +106,7 @@ def words(config: Config, shape: ModelShape | None, where: Where | None) -> Iter
     """A misspelt word would fall through to some default branch."""
     for key, accepted in WORDS.items():
         if (value := get(config, key)) is not None and value not in accepted:
-            yield error(config, key, "unknown", ", ".join(accepted))
+            yield error(config, key, "unknown", ", ".join(str(word) for word in accepted))
 
 
 def numbers(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
@@ -242,6 +243,8 @@ def devices(config: Config, shape: ModelShape | None, where: Where | None) -> It
     key, default = ("rollout.kv_cache_gb", 1) if where.device.cuda else ("rollout.memory_fraction", 0.5)
     if get(config, key) not in (None, default):
         yield error(config, key, f"has no effect on {where.device.name}", f"{default} (leave it out)")
+    if get(config, "trainer.offload") is True and not where.device.cuda:
+        yield error(config, "trainer.offload", f"has no effect on {where.device.name}", "auto (leave it out)")
 
 
 def device_memory(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ class Restarting:
     def __init__(self, start: Callable[[], Engine], world: World):
         self._start, self._world, self._version = start, world, 0
         self._engine = start()
-        self.prefix_block = self._engine.prefix_block
+        self.prefix_block, self.ranks = self._engine.prefix_block, self._engine.ranks
         self.weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
         """What a new engine is given: the trainer's weights. None: it keeps those it starts with."""
 
@@ -59,6 +59,12 @@ class Restarting:
             pass
         if self._failed(reason, f"taking the weights of version {version}"):
             self._renew(anew=reason is not None)
+
+    def sleep(self) -> None:
+        """See `Engine.sleep`. An engine that cannot is left awake: its next request tells whether it works."""
+        _, reason = _tried(self._engine.sleep)
+        if reason:
+            log.warning("the rollout engine stays awake (%s)", reason)
 
     def close(self) -> None:
         """See `Engine.close`."""

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gspo import checkpoint, continuation, parallel, plan, shape
+from gspo import checkpoint, continuation, memory, parallel, plan, shape
 from gspo import parts as made
 from gspo.config import Run
+from gspo.devices import Where, here
 from gspo.formula import algebra
 from gspo.material import Ready, RunFailed, material, readiness
 from gspo.messages import memory_explained
@@ -59,7 +60,9 @@ def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready)
                 mirror = stack.enter_context(Mirror(record, run.tracking, name=run.run.name))
             stack.enter_context(memory_explained())
             stack.enter_context(handled(stop_at_once))
-            parts = made.assemble(run, read.model_dir, read.stream, read.tokenizer, mirror, world)
+            parts = made.assemble(
+                run, read.model_dir, read.stream, read.tokenizer, mirror, world, offload=offloads(plain, world)
+            )
             parts.held_out = read.held_out
             try:
                 first = resume(parts, ready.directory, record, plain, facts) if ready.continued else 0
@@ -82,6 +85,15 @@ def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready)
     if world.first:
         summarize(ready.directory)
     return 0
+
+
+def offloads(plain: dict[str, Any], world: World) -> bool:
+    """trainer.offload as it is for these ranks; `auto` is false for a model or a device that is not known."""
+    device, _ = here()
+    known = shape.find(plain["model"])
+    if device is None or known is None:
+        return plain["trainer"]["offload"] is True
+    return memory.offloads(plain, known, Where(device, world.size))
 
 
 def announce(plain: dict[str, Any], findings: list[Finding]) -> None:

@@ -81,8 +81,12 @@ def step(run: Run, parts: Parts, record: RunDir | None, number: int, *, check: b
 
     prompts = parts.stream.take(run.train.prompts_per_step, number)  # [P]
     sampled = spread(
-        lambda some: engine.generate(some, run.train.group_size, seed=run.seed, step=number), prompts, world
+        lambda some: engine.generate(some, run.train.group_size, seed=run.seed, step=number),
+        prompts,
+        world,
+        together=engine.ranks,
     )  # [P][G]
+    engine.sleep()
     groups = [Group(prompt, rollouts) for prompt, rollouts in zip(prompts, sampled, strict=True)]
     clock.lap("rollout")
 
@@ -104,6 +108,7 @@ def step(run: Run, parts: Parts, record: RunDir | None, number: int, *, check: b
     skipped = note_skipped(parts, number, updates, minibatches, groups, run.train.max_skipped)
     moved = {} if routes is None else routing_metrics(routes, learner.routes(minibatches[0]), learner.num_experts)
 
+    learner.make_room()
     engine.update_weights(learner.weights(), version=number + 1)
     clock.lap("sync")
 

@@ -159,7 +159,8 @@ DATA = [
     (CODE, "set.jsonl:1: field 'tests[0]' is int, an object is needed", judged_by(1)),
 ]
 LATE = [
-    (["rollout.workers=2"], "rollout.workers=2: only 1 (in this process) is accepted"),
+    (["trainer.offload=maybe"], "trainer.offload=maybe: unknown (accepted: auto, True, False)"),
+    (["trainer.offload=true"], "trainer.offload=True: has no effect on cpu (accepted: auto (leave it out))"),
     (["rollout.kv_cache_gb=2"], "rollout.kv_cache_gb=2: has no effect with the hf engine"),
     (['sampling.stop=[""]'], "sampling.stop=['']: an empty stop string stops everything"),
     (["model.chat_template=true"], "model.chat_template=true: the tokenizer of gspo:qwen3_moe_tiny has none"),

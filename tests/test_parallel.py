@@ -106,3 +106,25 @@ def test_deal_gives_every_part_once_and_keeps_step():
         assert len({len(mine) for mine in dealt}) == 1
         rows = sorted(row for mine in dealt for part, weight in mine if weight for row in part.row.tolist())
         assert rows == list(range(12))
+
+
+def test_ranks_of_one_engine_are_given_the_same_prompts(monkeypatch):
+    """Four ranks, two to an engine: both ranks of an engine see its items, every item is answered once, in order, and
+    the answer of an engine's first rank counts: catches items dealt to ranks where engines were meant."""
+    seen = {}
+
+    def work_of(rank):
+        def work(items):
+            seen[rank] = items
+            return [(item, rank) for item in items]
+
+        return work
+
+    held = [work_of(rank)(["a", "b", "c"][rank // 2 :: 2]) for rank in range(4)]
+    for rank in range(4):
+        monkeypatch.setattr(
+            parallel, "gather", lambda mine, world: [h if r % 2 == 0 else None for r, h in enumerate(held)]
+        )
+        found = parallel.spread(work_of(rank), ["a", "b", "c"], World(rank, 4), together=2)
+        assert found == [("a", 0), ("b", 2), ("c", 0)]
+    assert seen == {0: ["a", "c"], 1: ["a", "c"], 2: ["b"], 3: ["b"]}

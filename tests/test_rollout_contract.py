@@ -20,9 +20,15 @@ from gspo.rollout import request_seed
 from gspo.rollout.contract import make_rollout, stop_ids
 from gspo.rollout.hf import HfEngine, sample
 from gspo.rollout.vllm_local import VllmEngine, available, sampled_logp
+from gspo.rollout.workers import Workers
 from gspo.types import Prompt, Rollout
 
-ENGINES = {"hf": HfEngine, "vllm": VllmEngine}
+
+def three_workers(*args: Any, **settings: Any) -> Workers:
+    return Workers(functools.partial(HfEngine, *args, **settings), 3, functools.partial(torch.set_num_threads, 1))
+
+
+ENGINES = {"hf": HfEngine, "workers": three_workers, "vllm": VllmEngine}
 CONTEXT, MAX_TOKENS, TEMPERATURE = 256, 24, 0.6
 OTHER_EOS = 44
 STOPS = {tiny.EOS, OTHER_EOS}
@@ -220,12 +226,12 @@ def test_impossible_prompts_are_refused_by_name(open_engine: Any, kind: str) -> 
         ({}, {"temperature": float("nan")}, "temperature=nan"),
         ({}, {"max_tokens": 0}, "max_tokens=0"),
         ({}, {"stop": [""]}, "stop="),
-        ({"workers": 2}, {}, r"workers=2: only 1"),
+        ({"workers": 0}, {}, r"workers=0: must be"),
         ({"tensor_parallel": 2}, {}, "tensor_parallel=2"),
         ({"memory_fraction": 0.9}, {}, "memory_fraction=0.9"),
     ],
 )
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
 def test_refused_settings(engine: str, settings: Any, sampling: Any, message: str, tmp_path: Any) -> None:
     """What would sample another policy than the one trained, or has no effect, is one line before anything loads."""
     with pytest.raises(ValueError, match=message) as caught:
@@ -267,6 +273,29 @@ def test_stop_strings(open_engine: Any, kind: str) -> None:
         for rollout in group:
             assert ("E" in rollout.text or "xy" in rollout.text) == any(rollout is s for s in stopped)
             assert not any(stop in rollout.text[:-1] for stop in ("E", "xy"))
+
+
+def test_workers_that_fail_say_so_and_stay_in_step(open_engine: Any) -> None:
+    """An error in one engine's share leaves the others' answers in order; weights that are refused are read to their
+    end; a worker that is killed is one line, for `Restarting` to hear."""
+    engine = open_engine("workers", max_tokens=8)
+    expected = ids(engine.generate(PROMPTS, 2, seed=0, step=0))
+    for place in range(3):
+        bad = [*PROMPTS[:place], prompt("c" * CONTEXT, "huge"), *PROMPTS[place:]]
+        with pytest.raises(ValueError, match="'huge' has 256 tokens"):
+            engine.generate(bad, 2, seed=0, step=0)
+        assert ids(engine.generate(PROMPTS, 2, seed=0, step=0)) == expected
+    weights = {name: weight.clone() for name, weight in model().state_dict().items()}
+    with pytest.raises(ValueError, match="weight unknown"):
+        engine.update_weights([("unknown", torch.zeros(2)), *weights.items()], version=5)
+    engine.update_weights(weights.items(), version=6)
+    assert {r.version for group in engine.generate(PROMPTS, 1, seed=0, step=0) for r in group} == {6}
+    engine._workers[1][0].kill()
+    with pytest.raises(RuntimeError, match=r"rollout worker rollout-2 is gone \(signal 9"):
+        engine.generate(PROMPTS, 2, seed=0, step=0)
+    processes = [process for process, _ in engine._workers]
+    engine.close()
+    assert not any(process.is_alive() for process in processes)
 
 
 @pytest.mark.parametrize("bad", [None, float("nan"), float("-inf")])

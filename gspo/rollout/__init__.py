@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Two verbs. `hf.py` is the specification; the others must agree with it."""
+    """Two verbs, and rest. `hf.py` is the specification; the others must agree with it."""
 
     prefix_block: int
     """A group's prompt is run once, in whole blocks of this many tokens, and what is left of it once a response."""
+
+    ranks: int
+    """Neighbouring ranks that are one engine: they are given the same prompts."""
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, *, seed: int, step: int) -> list[list[Rollout]]:
         """`group_size` responses to each prompt at the engine's sampling settings: `[P][G]`.
@@ -30,6 +33,10 @@ class Engine(Protocol):
 
         A weight that is missing or unknown raises ValueError (a tied head may be left out).
         """
+        ...
+
+    def sleep(self) -> None:
+        """Leave a GPU's memory to the trainer until the next `update_weights`; nothing on the CPU."""
         ...
 
     def close(self) -> None:

@@ -41,8 +41,8 @@ def check_settings(settings: RolloutSettings, sampling: SamplingSettings, *, con
         raise ValueError(f"sampling.stop={list(sampling.stop)}: an empty stop string stops everything")
     if context < 2:
         raise ValueError(f"model.context={context}: must hold a prompt token and a response token at least")
-    if settings.workers != 1:
-        raise ValueError(f"rollout.workers={settings.workers}: only 1 (in this process) is accepted")
+    if settings.workers < 1 or (device == "cuda" and settings.workers != 1):
+        raise ValueError(f"rollout.workers={settings.workers}: must be 1 on GPUs, at least 1 on the CPU")
     if settings.tensor_parallel < 1 or (device == "cpu" and settings.tensor_parallel != 1):
         raise ValueError(
             f"rollout.tensor_parallel={settings.tensor_parallel}: must be 1 on the CPU, at least 1 on GPUs"

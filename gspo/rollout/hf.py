@@ -47,6 +47,7 @@ class HfEngine:
     """Engine protocol on a transformers model of its own."""
 
     prefix_block = 1
+    ranks = 1
 
     def __init__(
         self,
@@ -99,6 +100,9 @@ class HfEngine:
             for name, tensor in checked(weights, self._shapes, self._tied):
                 own[name].copy_(tensor)
         self._version = version
+
+    def sleep(self) -> None:
+        """See `Engine.sleep`: this engine keeps its memory."""
 
     def close(self) -> None:
         """Free the model."""

@@ -84,14 +84,19 @@ class VllmEngine:
 
         self._tokenizer, self._sampling, self._context, self._version = tokenizer, sampling, context, 0
         self._stop_ids = stop_ids(model_dir, tokenizer)
-        self._in_process = settings.tensor_parallel == 1
+        import torch
+
+        ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.ranks = settings.tensor_parallel if ranks else 1
+        self._in_process = settings.tensor_parallel == self.ranks
+        self._asleep = False
         model = empty_model(model_dir)
         self._model_type = model.config.model_type
         self._shapes, self._tied = weight_shapes(model)
         keywords = _engine_keywords(settings, precision, context, max_batch, device) | {"seed": seed % 2**32}
-        import torch
-
-        self._owns_group = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        if ranks and device == "cuda":  # an engine's ranks are this run's: each holds its part, all run in step
+            keywords["distributed_executor_backend"] = "external_launcher"
+        self._owns_group = not ranks
         with kept(), quiet(), vllm_weights.unpacked_linears() if device == "cpu" else nullcontext():
             self._llm: Any = _start(model_dir, tokenizer, keywords, needs_text=bool(sampling.stop))
             self.prefix_block = int(self._llm.llm_engine.vllm_config.cache_config.block_size)
@@ -128,9 +133,20 @@ class VllmEngine:
         if self._plan is not None:
             vllm_weights.push(self._plan, accepted)
         else:
+            if self._asleep:
+                self._llm.wake_up(tags=["weights"])
             vllm_weights.reload(self._llm, accepted, model_type=self._model_type, in_process=self._in_process)
+            if self._asleep:
+                self._llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
         self._drop_prefixes()
         self._version = version
+
+    def sleep(self) -> None:
+        """Give weights and KV cache of a GPU back; see `Engine.sleep`."""
+        if self._plan is None and not self._asleep:
+            self._llm.sleep(level=2)  # the weights too: the next update brings all of them
+            self._asleep = True
 
     def close(self) -> None:
         """Stop the engine and free its memory; another one may be started afterwards."""
@@ -227,6 +243,7 @@ def _engine_keywords(
         keywords["max_num_seqs"] = min(max_batch, GPU_MAX_BATCH)
         keywords["tensor_parallel_size"] = settings.tensor_parallel
         keywords["gpu_memory_utilization"] = settings.memory_fraction
+        keywords["enable_sleep_mode"] = True
     return keywords
 
 
