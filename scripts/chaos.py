@@ -32,23 +32,24 @@ from wandb_file import mirrored
 STEPS = 8
 TIMES = ("time/", "perf/", "compute/device_seconds")
 PHASES = {
-    "start": ("material.py", "material"),
-    "restore": ("parts.py", "Parts.restore"),
-    "cut": ("run_dir.py", "RunDir.truncate"),
-    "evaluate": ("train.py", "held_out"),
-    "generate": ("train.py", "step"),
-    "reward": ("score.py", "score"),
-    "update": ("learner.py", "Learner.update"),
-    "sync": ("learner.py", "Learner.weights"),
-    "sequences": ("run_dir.py", "RunDir.sequences"),
-    "row": ("run_dir.py", "RunDir.metrics"),
-    "mirror": ("wandb_mirror.py", "Mirror.log"),
-    "save": ("checkpoint.py", "save"),
-    "flush": ("files.py", "flush_file"),
-    "delete": ("checkpoint.py", "_keep"),
-    "end": ("run_dir.py", "RunDir.finish"),
+    "start": ("material.py", "material", 1),
+    "restore": ("parts.py", "Parts.restore", 1),
+    "cut": ("run_dir.py", "RunDir.truncate", 1),
+    "evaluate": ("train.py", "held_out", 4),
+    "generate": ("train.py", "step", 6),
+    "reward": ("score.py", "score", 6),
+    "update": ("learner.py", "Learner.update", 24),
+    "sync": ("learner.py", "Learner.weights", 9),
+    "sequences": ("run_dir.py", "RunDir.sequences", 6),
+    "row": ("run_dir.py", "RunDir.metrics", 6),
+    "mirror": ("wandb_mirror.py", "Mirror.log", 9),
+    "save": ("checkpoint.py", "save", 3),
+    "flush": ("files.py", "flush_file", 40),
+    "delete": ("checkpoint.py", "_keep", 3),
+    "end": ("run_dir.py", "RunDir.finish", 1),
 }
-"""Name -> end of the file's name and qualified name of the function that opens the phase."""
+"""Name -> end of the file's name and qualified name of the function that opens the phase, and up to which of the times
+that an attempt enters it a kill may fall."""
 
 
 def settings(rollout: str, tasks: Path) -> list[str]:
@@ -93,7 +94,7 @@ def _command(command: list[str], log: Path, phase: str | None, nth: int, writer:
         os.dup2(out, 2)
         sys.argv = ["gspo-train", *command]
         if phase is not None:
-            sys.setprofile(_watch(*PHASES[phase], nth, writer))
+            sys.setprofile(_watch(*PHASES[phase][:2], nth, writer))
         from gspo.cli import train
 
         train()
@@ -182,11 +183,12 @@ def chaos(out: Path, rollout: str, kills: int, seed: int, more: list[str]) -> li
         run, log = out / f"run{number}", out / f"run{number}.log"
         left, first_id, code = min(draw.randint(1, 5), kills - done), "", None
         while code is None:
-            phase = draw.choice([None, None, None, *PHASES]) if left else None
+            begun_before = any((run / "checkpoints").glob("step_*"))
+            phases = [name for name in PHASES if begun_before or name not in ("restore", "cut")]
+            phase = draw.choice([None, None, None, *phases]) if left else None
             wait = draw.uniform(0, length) if phase is None else draw.choice((0, 1)) * draw.uniform(0, 0.2)
-            code = attempt(
-                [*command, f"run.dir={run}", "resume=auto"], log, phase, draw.randint(1, 6), wait if left else 3600
-            )
+            nth = draw.randint(1, PHASES[phase][2]) if phase else 0
+            code = attempt([*command, f"run.dir={run}", "resume=auto"], log, phase, nth, wait if left else 3600)
             if code is None:
                 left, done = left - 1, done + 1
                 where[phase or "any moment"] += 1
