@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from gspo import ranks
 BIN = Path(sys.executable).parent
 SMALL = ["train.prompts_per_step=4", "train.group_size=4", "data.max_terms=5", "trainer.micro_batch_tokens=400",
          "tracking=jsonl", "checkpoint.every=2"]  # fmt: skip
+CLOCK = ("time/", "perf/", "compute/device_seconds")
 LOOSE = ("time/", "perf/", "compute/device_seconds", "compute/flops_", "mismatch/")
 """Columns that the number of ranks may change: the clock's, FLOPs (blocks are computed again), and differences of
 rounding themselves."""
@@ -34,13 +36,25 @@ def record(run):
     return json.loads((run / "run.json").read_text())
 
 
-def start(cwd, *overrides):
-    """Two ranks that would train for long; returns when two steps are done, with the ranks' process ids in order."""
+def contents(run):
+    """What two equal runs have in common to the bit, by the name of its file; times aside."""
+    found: dict[str, Any] = {}
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        lines = map(json.loads, (run / name).read_text().splitlines())
+        found[name] = [{k: v for k, v in row.items() if not k.startswith(CLOCK)} for row in lines]
+    for path in (*run.glob("*samples/*"), *run.glob("sequences/*"), *run.glob("checkpoints/step_000005/*")):
+        if path.name not in ("manifest.json", "state.json", ".metadata"):
+            found[str(path.relative_to(run))] = path.read_bytes()
+    return found
+
+
+def start(cwd, *overrides, rows=2):
+    """Two ranks that would train for long; returns when `rows` steps are done, with the ranks' process ids in order."""
     command = [BIN / "gspo-train", *SMALL, "rollout=hf", "trainer.devices=2", "train.steps=500", *overrides]
     process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = cwd / "run" / "metrics.jsonl"
     end = time.monotonic() + 200
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+    while not (metrics.exists() and metrics.read_text().count("\n") >= rows):
         assert time.monotonic() < end, process.communicate()
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
@@ -72,6 +86,33 @@ def test_two_ranks_are_one_process_and_either_continues(tmp_path):
         assert a["reward/mean"] == b["reward/mean"]
     evals = [(tmp_path / name / "eval.jsonl").read_text().splitlines() for name in ("one", "two")]
     assert [json.loads(x)["avg_at_k"] for x in evals[0]] == [json.loads(x)["avg_at_k"] for x in evals[1]]
+
+
+@pytest.mark.slow
+def test_two_ranks_killed_and_resumed_are_two_ranks_left_alone(tmp_path):
+    """SIGKILL to the launcher and both ranks after the third row, resumed on two ranks: rows, evaluations, samples,
+    sequences and the last checkpoint's shards, moments and generators are those of the run left alone, to the bit.
+
+    Catches a rank that restores another rank's generators or shards, rows written twice, and moments that are lost.
+    """
+    more = ["rollout=hf", "trainer.devices=2", "train.steps=5", "optim.schedule=cosine", "optim.warmup_steps=4"]
+    more += ["train.routing_replay=old", "eval.every=2", "eval.benchmark=arithmetic", "eval.problems=4"]
+    done = train(tmp_path, *more, "run.dir=straight")
+    assert done.returncode == 0, done.stderr
+    process, found = start(tmp_path, *more, "run.dir=run", rows=3)
+    for victim in (process.pid, *found):
+        os.kill(victim, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert record(tmp_path / "run")["status"] == "running"
+    again = train(tmp_path, *more, "run.dir=run", "resume=auto")
+    assert again.returncode == 0, again.stderr
+    assert [one["status"] for one in record(tmp_path / "run")["sessions"]] == ["lost", "finished"]
+    assert record(tmp_path / "run")["from_step"] in (2, 4)
+    left, resumed = (contents(tmp_path / name) for name in ("straight", "run"))
+    assert left.keys() == resumed.keys()
+    assert [name for name in left if left[name] != resumed[name]] == []
+    assert len(left["metrics.jsonl"]) == 5
+    assert {Path(name).suffix for name in left if "step_000005/" in name} >= {".distcp", ".safetensors"}
 
 
 @pytest.mark.slow
