@@ -57,9 +57,11 @@ def empty(model_dir: Path, *, experts_implementation: str | None) -> PreTrainedM
     """The same model without memory (meta device), to be sharded before its weights come (`parallel.load_first`)."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, **_kernel(experts_implementation))
+    config = AutoConfig.from_pretrained(
+        model_dir, trust_remote_code=False, local_files_only=True, **_kernel(experts_implementation)
+    )
     with torch.device("meta"):
-        return _plain(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+        return _plain(AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False))
 
 
 def _kernel(experts_implementation: str | None) -> dict[str, str]:

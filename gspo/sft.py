@@ -113,7 +113,7 @@ def from_scratch(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> PreTr
     more = {} if experts is None else {"experts_implementation": experts}
     try:
         shape = AutoConfig.for_model(**(config.model.init or {}), **ids)
-        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, **more)
+        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, trust_remote_code=False, **more)
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"model.init={config.model.init}: {error}") from error
     for name, value in ids.items():

@@ -4,6 +4,8 @@ The table is the promise. Its rows run in children forked from the test process;
 own, as a user starts them, within 3 CPU seconds.
 """
 
+import ast
+import io
 import json
 import os
 import resource
@@ -12,9 +14,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny
 from commands import command, tree
 
+import gspo
+
 BIN = Path(sys.executable).parent
+HOME = Path(gspo.__file__ or "").parent
 GOOD = '{"id": "a", "prompt": "1+1=", "answer": "2"}\n'
 SET = ["data=files", "data.template='{prompt}'", "data.path=set.jsonl"]
 CODE = [*SET, "data.kind=code", "reward=code"]
@@ -285,6 +291,69 @@ def test_a_reward_of_ones_own_is_tried(tmp_path, name, kinds, said):
     assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done.err
     assert said in done.err
     assert tree(tmp_path) == there
+
+
+FOREIGN = {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+"""What config.json says of a model that comes with Python files of its own."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokenizer", "code", "said"),
+    [
+        (FOREIGN, {}, 2, "model.path=mine: model_type 'mine' is code of its own (auto_map in config.json), and no"),
+        ({}, {"tokenizer_class": "Mine"}, 2, "mine: its tokenizer is code of its own (auto_map in tokenizer_config"),
+        ({"auto_map": FOREIGN["auto_map"]}, {}, 0, ""),
+    ],
+    ids=["model", "tokenizer", "llama"],
+)
+def test_no_code_of_a_model_is_run(tmp_path, changes, tokenizer, code, said):
+    """A model or tokenizer that exists as Python files in its directory only is refused before anything is made, though
+    the user at the terminal says yes to every question; files that offer what transformers has are not looked at."""
+    mine = tiny.tiny_model_dir("llama", tmp_path / "mine")
+    config = json.loads((mine / "config.json").read_text())
+    (mine / "config.json").write_text(json.dumps(config | changes))
+    if tokenizer:
+        words = json.loads((mine / "tokenizer_config.json").read_text()) | tokenizer
+        words["auto_map"] = {"AutoTokenizer": ["code.Mine", None]}
+        (mine / "tokenizer_config.json").write_text(json.dumps(words))
+    (mine / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: ...\nclass Model: ...\n")
+    words = ["model.path=mine", "model.name=mine", "model.experts_implementation=null", "tracking=jsonl", "rollout=hf"]
+    words += ["train.steps=1", "train.prompts_per_step=4", "train.group_size=2", "data.max_terms=4", "run.dir=run"]
+
+    def yes():
+        sys.stdin = io.StringIO("y\n" * 9)
+
+    done = command(tmp_path, *words, before=yes)
+    assert done.code == code, done.err
+    assert not (tmp_path / "ran").exists()
+    assert (tmp_path / "run").exists() == (code == 0)
+    if said:
+        (line,) = done.err.splitlines()
+        assert said in line
+
+
+def test_transformers_is_always_told_to_run_no_code():
+    """Every `from_pretrained` and `from_config` of an Auto class says trust_remote_code=False in so many words: left
+    out, transformers asks at the terminal. Catches a new place that loads a model, also in a rank or in an engine."""
+    found = []
+    for path in sorted(HOME.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr in ("from_pretrained", "from_config") and ast.unparse(node.func.value).startswith("Auto"):
+                given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                found.append((f"{path.name}:{node.lineno}", given.get("trust_remote_code")))
+    assert len(found) >= 9
+    assert [one for one in found if one[1] not in ("False", "trust_remote_code")] == []
+    asked = {
+        word.value.value
+        for path in HOME.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        for word in node.keywords
+        if word.arg == "trust_remote_code" and isinstance(word.value, ast.Constant)
+    }
+    assert asked == {False}
 
 
 @pytest.mark.parametrize("case", REAL, ids=[" ".join(one[0])[-40:] for one in REAL])

@@ -227,9 +227,9 @@ def empty_model(model_dir: Path) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _load(model_dir: Path, dtype: str, device: str) -> Any:
@@ -240,7 +240,9 @@ def _load(model_dir: Path, dtype: str, device: str) -> Any:
 
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype), local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
+    )
     if bar:
         logging.enable_progress_bar()
     return model.to(device).eval()  # pyright: ignore
