@@ -150,6 +150,11 @@ def damage(path: Path) -> str:
     return ""
 
 
+def sealed(path: Path) -> list[str]:
+    """Names of the files that the manifest of a sound checkpoint vouches for: others beside them count for nothing."""
+    return sorted(json.loads((path / "manifest.json").read_bytes())["files"])
+
+
 def steps(directory: Path) -> list[int]:
     """Steps of the checkpoints in `directory`, sound or not, in numeric order."""
     if not directory.is_dir():
@@ -192,7 +197,8 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     wrong = damage(path)
     if wrong:
         raise ValueError(f"checkpoint {path} cannot be read: {wrong}")
-    tensors = {file.stem: _read(file) for file in sorted(path.glob("*.safetensors"))}
+    files_of_tensors = [path / name for name in sealed(path) if name.endswith(".safetensors")]
+    tensors = {file.stem: _read(file) for file in files_of_tensors}
     return tensors, json.loads((path / "state.json").read_bytes())
 
 

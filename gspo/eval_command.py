@@ -88,10 +88,13 @@ def _evaluate(
     try:
         step = 0
         if checkpoint is not None:
-            from safetensors.torch import load_file
+            from gspo import checkpoint as stored
+            from gspo import shards
 
             step = int(checkpoint.name.removeprefix("step_"))
-            engine.update_weights(load_file(checkpoint / "model.safetensors").items(), version=step)
+            several = shards.are_in(checkpoint)
+            weights = shards.weights(checkpoint) if several else stored.load(checkpoint)[0]["model"]
+            engine.update_weights(weights.items(), version=step)
         return evaluate.evaluate(engine, benchmark, seed=config.seed, step=step, progress=_progress(benchmark.name))
     finally:
         engine.close()

@@ -52,16 +52,10 @@ def _write(path: Path, out: Path, settings: dict[str, Any], dtype: str) -> None:
     home = pretrained.resolve(settings["path"])
     kernel = settings["experts_implementation"]
     model = policy.load(home, experts_implementation=kernel, trust_remote_code=False, device="cpu")
-    if shards.are_in(path):
-        from torch.distributed.checkpoint import state_dict_loader
-
-        weights = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-        state_dict_loader.load(weights, checkpoint_id=path, no_dist=True)
-    else:
-        weights = checkpoint.load(path)[0]["model"]
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(weights[name])
+    weights = shards.weights(path) if shards.are_in(path) else checkpoint.load(path)[0]["model"]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
     model.config.use_cache = True
     model.to(getattr(torch, dtype)).save_pretrained(out)  # pyright: ignore
     pretrained.load_tokenizer(home).save_pretrained(out)

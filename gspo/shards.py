@@ -2,7 +2,7 @@
 them.
 
 Only tensors go in, so the shards hold no pickled objects; the index that torch writes beside them, `.metadata`, is a
-pickle and is read only when its SHA-256 is the manifest's (`checkpoint.load` checks it first).
+pickle and is read only when its SHA-256 is the manifest's (`checkpoint.load` or `checkpoint.damage` checks it first).
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import FileSystemReader, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from gspo import checkpoint, parallel
 from gspo.learner import Learner
 
 INDEX = ".metadata"
+MODEL = "model."
+"""What the names of weights begin with in the shards."""
 
 
 def are_in(path: Path) -> bool:
-    """Was this checkpoint written by several ranks?"""
-    return (path / INDEX).exists()
+    """Was this checkpoint, a sound one, written by several ranks?"""
+    return INDEX in checkpoint.sealed(path)
 
 
 def save(
@@ -62,6 +65,20 @@ def read(path: Path, learner: Learner) -> None:
         state_dict_loader.load(_tensors(learner), checkpoint_id=path, no_dist=learner.world.size == 1)
 
 
+def weights(path: Path) -> dict[str, Tensor]:
+    """The whole weights by name, on the CPU, of a checkpoint that `checkpoint.damage` found sound."""
+    index = FileSystemReader(path).read_metadata().state_dict_metadata
+    whole: dict[str, Any] = {
+        name: torch.empty(said.size, dtype=said.properties.dtype)
+        for name, said in index.items()
+        if name.startswith(MODEL) and isinstance(said, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about a process without a group
+        state_dict_loader.load(whole, checkpoint_id=path, no_dist=True)
+    return {name.removeprefix(MODEL): tensor for name, tensor in whole.items()}
+
+
 def _write(path: Path, learner: Learner) -> None:
     state_dict_saver.save(_tensors(learner), checkpoint_id=path)
 
@@ -70,7 +87,7 @@ def _tensors(learner: Learner) -> dict[str, Any]:
     """Weights and AdamW's moments by name; moments that no update has made yet are zeros, as AdamW starts from."""
     found = {}
     for name, parameter in learner.model.named_parameters():
-        found[f"model.{name}"] = parameter.detach()
+        found[f"{MODEL}{name}"] = parameter.detach()
         state = learner.optimizer.state[parameter]
         if not state:
             state["step"] = torch.zeros(())

@@ -3,17 +3,21 @@
 import json
 import logging
 import os
+import pickle
 import random
 import resource
 import signal
 import subprocess
 import time
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from gspo import checkpoint
+from gspo import checkpoint, shards
+from gspo.export import export
+from gspo.parts import Parts
 from gspo.tracking import files
 
 
@@ -242,3 +246,39 @@ def test_manifest_is_what_it_says(tmp_path):
     for name, said in manifest["files"].items():
         shown = os.popen(f"sha256sum '{path / name}'").read().split()[0]
         assert said == {"bytes": (path / name).stat().st_size, "sha256": shown}
+
+
+class Bomb:
+    """A pickle of it makes a directory when it is read."""
+
+    def __init__(self, where):
+        self.where = str(where)
+
+    def __reduce__(self):
+        return os.mkdir, (self.where,)
+
+
+def test_an_index_that_the_manifest_does_not_hold_is_never_read(tmp_path):
+    """The shards' index is a pickle. Changed after the checkpoint was sealed, it makes the checkpoint a damaged one to
+    a resume and to an export; put beside the files of a single process, it counts for nothing. It is never unpickled,
+    nor are further tensors taken up."""
+    bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
+    (tmp_path / "config.yaml").write_text("model: {path: nowhere}")
+    path = checkpoint.save(
+        tmp_path / "checkpoints", 1, **small(1), fill=lambda inside: (inside / ".metadata").write_bytes(b"index")
+    )
+    assert shards.are_in(path)
+    assert checkpoint.load(path)[1] == {"step": 1}
+    (path / ".metadata").write_bytes(bomb)
+    whatever: Any = None
+    for use in (checkpoint.load, lambda path: Parts.restore(whatever, path), lambda path: export(path, tmp_path / "o")):
+        with pytest.raises(ValueError, match=r"step_000001 cannot be read: \.metadata "):
+            use(path)
+    alone = checkpoint.save(tmp_path / "checkpoints", 2, **small(2))
+    (alone / ".metadata").write_bytes(bomb)
+    save_file({"w": torch.zeros(1)}, alone / "more.safetensors")
+    assert not shards.are_in(alone)
+    assert checkpoint.load(alone)[0].keys() == {"model"}
+    assert not (tmp_path / "exploded").exists()
+    with pytest.raises(FileExistsError):  # it does explode where it is read
+        [pickle.loads(bomb) for _ in range(2)]
