@@ -104,8 +104,14 @@ def differences(old: dict[str, Any], new: dict[str, Any], may_change: tuple[str,
 def require_same_data(directory: Path, fingerprints: dict[str, str]) -> None:
     """Raise ValueError when the problems are no longer those that the run in `directory` began with."""
     known = run_dir.read_record(directory).get("data")
-    if known is not None and known != fingerprints:
-        changed = sorted(
-            name for name in known.keys() | fingerprints.keys() if known.get(name) != fingerprints.get(name)
-        )
-        raise ValueError(f"{directory}: its data have changed since it began ({', '.join(changed)}): another run.dir")
+    if known is None or known == fingerprints:
+        return
+    changed = [
+        f"{name}: sha256 {known.get(name, 'none')[:12]} -> {fingerprints.get(name, 'none')[:12]}"
+        for name in sorted(known.keys() | fingerprints.keys())
+        if known.get(name) != fingerprints.get(name)
+    ]
+    raise ValueError(
+        f"{directory}: its data have changed since it began ({'; '.join(changed)}); it is left as it is "
+        "(accepted: the data put back, or another run.dir)"
+    )
