@@ -126,12 +126,14 @@ def test_collect_tolerates_what_a_kill_leaves(tmp_path):
 
 
 def test_differing_key_is_listed(tmp_path):
-    """A key outside the sweep that differs inside an arm, and one that differs between arms, are both reported."""
+    """A key outside the sweep that differs inside an arm, and one that differs between arms, are both reported; data
+    generated from the seed are no difference, a file that was changed on the way is."""
     for algo in ("grpo", "gspo"):
         for seed in range(4):
             config = {"optim.lr": 2e-3 if (algo, seed) == ("gspo", 3) else 1e-3, "data.seed": seed}
             config["sampling.temperature"] = 1.0 if algo == "grpo" else 0.7
-            record = {"git": {"commit": "abc" if seed else "def"}}
+            data = {"arithmetic from step 0": f"hash{seed}", "gsm8k from step 3": "abc" if seed < 2 else "def"}
+            record = {"git": {"commit": "abc" if seed else "def"}, "data": data}
             write_run(tmp_path, algo, seed, np.full(5, 0.5), config=config, record=record)
     runs = collect(tmp_path)
     swept = arms.swept_keys(runs)
@@ -139,6 +141,7 @@ def test_differing_key_is_listed(tmp_path):
     assert arms.assign(runs, swept) == ["grpo", "gspo"]
     found = {d.key: (d.inside, d.values) for d in arms.differences(runs, swept)}
     assert found == {
+        "data.gsm8k from step 3": (True, {"abc": 4, "def": 4}),
         "git.commit": (True, {"abc": 6, "def": 2}),
         "optim.lr": (True, {"0.001": 7, "0.002": 1}),
         "sampling.temperature": (False, {"0.7": 4, "1.0": 4}),

@@ -139,7 +139,7 @@ def differences(runs: Sequence[Run], swept: Sequence[str]) -> list[Difference]:
     found: list[Difference] = []
     for key in sorted(set().union(*tables)):
         values = [str(table.get(key, MISSING)) for table in tables]
-        if len(set(values)) == 1 or key in swept or _is_seed(runs, values):
+        if len(set(values)) == 1 or key in swept or _is_seed(key, runs, values):
             continue
         by_arm: dict[str, set[str]] = {}
         for run, value in zip(runs, values, strict=True):
@@ -156,6 +156,11 @@ def _comparable(run: Run) -> Mapping[str, Any]:
     return config | {key: value for key, value in flatten(run.record).items() if key.startswith(RECORDED)}
 
 
-def _is_seed(runs: Sequence[Run], values: Sequence[str]) -> bool:
-    """A key that only repeats the seed."""
-    return all(str(run.seed) == value for run, value in zip(runs, values, strict=True))
+def _is_seed(key: str, runs: Sequence[Run], values: Sequence[str]) -> bool:
+    """A key that only repeats the seed, or the recorded hash of data that were generated from it: as many values as
+    seeds, one to each (files that were changed between runs do not follow the seeds)."""
+    if all(str(run.seed) == value for run, value in zip(runs, values, strict=True)):
+        return True
+    pairs = {(run.seed, value) for run, value in zip(runs, values, strict=True)}
+    one_to_one = len(pairs) == len({run.seed for run in runs}) == len(set(values))
+    return one_to_one and key.startswith("data.") and not any(key in run.config for run in runs)
