@@ -17,6 +17,9 @@ from torch import Tensor
 
 from gspo.types import Batch, Group, Reward, Rollout
 
+REAL = 0.95
+"""Share of real tokens among those a mini-batch's forwards compute, padding included, where rows are not packed."""
+
 
 def reward_tensor(groups: Sequence[Group]) -> Tensor:
     """Rewards `[P, G]` float64, NaN where the verifier failed; `[P, G, S]` when they come by step, NaN behind the last.
@@ -116,17 +119,26 @@ def micro_batches(batch: Batch, max_tokens: int, *, packed: bool = False, ranks:
     """Rows sorted by length, cut so that each part's cost <= `max_tokens` (one row at least), padding trimmed.
 
     The cost is rows * longest row, or for rows that are `packed` end to end the sum of their lengths. There are as few
-    parts as that allows, or the next multiple of `ranks` where there are rows enough, and their largest cost is as
-    small as that number allows: ranks that share the parts end together.
+    parts as let a share REAL of all computed tokens be real, in a multiple of `ranks` where there are rows enough, and
+    their largest cost is as small as that number allows: ranks that share the parts end together.
     """
     order = torch.argsort(batch.lengths, stable=True)
     lengths = batch.lengths[order].tolist()
-    few, many = max_tokens, min(len(lengths), -(-len(_cuts(lengths, max_tokens, packed)) // ranks) * ranks)
-    low = 0  # the smallest budget that still needs no more than `many` parts lies in (low, few]
-    while few - low > 1:
-        middle = (low + few) // 2
-        low, few = (low, middle) if len(_cuts(lengths, middle, packed)) <= many else (middle, few)
-    return [select(batch, order[start:stop]) for start, stop in _cuts(lengths, few, packed)]
+    parts = -(-len(_cuts(lengths, max_tokens, packed)) // ranks) * ranks
+    cuts = _even(lengths, parts, max_tokens, packed)
+    while not packed and parts < len(lengths) and sum(lengths) < REAL * sum((b - a) * lengths[b - 1] for a, b in cuts):
+        parts += ranks
+        cuts = _even(lengths, parts, max_tokens, packed)
+    return [select(batch, order[start:stop]) for start, stop in cuts]
+
+
+def _even(lengths: list[int], parts: int, max_tokens: int, packed: bool) -> list[tuple[int, int]]:
+    """At most `parts` parts of ascending `lengths` whose largest cost is as small as it can be, by bisection."""
+    low, budget = 0, max_tokens  # the smallest budget that still needs no more parts lies in (low, budget]
+    while budget - low > 1:
+        middle = (low + budget) // 2
+        low, budget = (low, middle) if len(_cuts(lengths, middle, packed)) <= parts else (middle, budget)
+    return _cuts(lengths, budget, packed)
 
 
 def _cuts(lengths: list[int], budget: int, packed: bool) -> list[tuple[int, int]]:

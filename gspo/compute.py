@@ -18,7 +18,7 @@ from typing import Any
 
 from gspo.shape import ModelShape
 
-PHASES = ("rollout", "old_logp", "update", "eval")
+PHASES = ("rollout", "old_logp", "update", "probe", "eval")
 
 
 def causal(length: int) -> int:
@@ -116,7 +116,7 @@ class Ledger:
         self.add_seconds(seconds, training=False, step=phase == "rollout")
 
     def add_forward(self, phase: str, lengths: Sequence[int], head_positions: int, seconds: float) -> None:
-        """A forward pass without gradient over sequences of `lengths` tokens: `old_logp` or `eval`."""
+        """A forward pass without gradient over sequences of `lengths` tokens: `old_logp` or `probe`."""
         if self.shape is not None:
             flops = forward_flops(self.shape, lengths, head_positions)
             self.flops[phase] += flops

@@ -175,14 +175,12 @@ class Learner:
         aux = parallel.total(aux, self.world)
         return Update(loss, grad_norm, lr, skipped, sequences.concatenate(rows), aux if balance else None)
 
-    def routes(self, minibatch: Batch) -> Tensor | None:
-        """Experts chosen for the mini-batch's first micro-batch, [layers, tokens, k]; None for a dense model.
+    def probe(self, minibatch: Batch) -> Batch | None:
+        """The mini-batch's first micro-batch, on which routing is compared over a step; None for a dense model."""
+        return to(self.micro_batches(minibatch)[0], self.device) if routing.is_moe(self.model) else None
 
-        The probe on which routing is compared before and after a step's updates.
-        """
-        if not routing.is_moe(self.model):
-            return None
-        probe = to(self.micro_batches(minibatch)[0], self.device)
+    def routes(self, probe: Batch) -> Tensor:
+        """Experts that the present weights choose for the probe, [layers, tokens, k]."""
         return routing_meter.expert_choices(self.model, probe.tokens, probe.lengths, precision=self.precision)
 
     @property

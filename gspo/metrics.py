@@ -152,7 +152,10 @@ FROM_UPDATES: list[Metric] = [
 
 FROM_ROUTING: list[Metric] = [
     Metric("moe/expert_change", "share of assignments", "(token, layer, expert) assignments of a micro-batch that the "
-           "step's updates moved / all of them; at steps that check the engine; also by layer (/layer0 ...)"),
+           "step's updates moved / all of them; at steps that check the engine; also by layer (/layer0 ...) and of "
+           "each update (/mb0 ...)"),
+    Metric("moe/expert_change_rollout", "share of assignments", "the same between the weights that sampled and those "
+           "that the last mini-batch meets"),
     Metric("moe/aux_loss", "1", "E * sum_e f_e P_e, mean over layers and updates; with `train.aux_loss_coef` only"),
     Metric("moe/load_max_mean", "ratio", "busiest expert's load / mean load after the updates, mean over layers"),
 ]  # fmt: skip
@@ -160,12 +163,14 @@ FROM_ROUTING: list[Metric] = [
 FROM_THE_LOOP: list[Metric] = [
     Metric("step", "step", "rollout step, from 0"),
     Metric("reward/<part>", "reward", "mean of the reward's part (correct, format, ...)"),
-    Metric("compute/flops_<phase>", "FLOP", "executed so far in rollout, old_logp, update, eval, and their total"),
+    Metric(
+        "compute/flops_<phase>", "FLOP", "executed so far in rollout, old_logp, update, probe, eval, and their total"
+    ),
     Metric("compute/tokens_<kind>", "tokens", "so far: prompt (a response each), sampled, trained"),
     Metric("compute/device_seconds", "device s", "so far: wall seconds of all phases times devices"),
     Metric("perf/tokens_per_s", "tokens/s", "sampled tokens of the step / its seconds without evaluation"),
     Metric("perf/mfu", "share", "model FLOPs of old_logp and update, no recompute / (stated peak * device-seconds)"),
-    Metric("time/<phase>_s", "s", "wall seconds of rollout, reward, old_logp, update, sync, and the whole step"),
+    Metric("time/<phase>_s", "s", "wall seconds of rollout, reward, old_logp, update, probe, sync, and the whole step"),
 ]
 
 

@@ -58,8 +58,15 @@ class Parts:
     held_out: Benchmark | None = None
     """What is evaluated on during training, if anything."""
 
-    def count(self, groups: list[Group], minibatches: list[Batch], seconds: dict[str, float]) -> None:
-        """Enter a step into the ledger."""
+    def count(
+        self,
+        groups: list[Group],
+        minibatches: list[Batch],
+        probes: list[tuple[Batch, int]],
+        seconds: dict[str, float],
+    ) -> None:
+        """Enter a step into the ledger. `probes`: batches that a forward was spent on to measure something, each with
+        the positions that went through the head."""
         prompts = [len(group.prompt.token_ids) for group in groups]
         responses = [[len(rollout.token_ids) for rollout in group.rollouts] for group in groups]
         block = self.engine.prefix_block
@@ -71,6 +78,8 @@ class Parts:
         lengths = [n for m in passes for n in (m.lengths - 1).tolist()]
         heads = sum(m.num_tokens for m in passes)
         self.ledger.add_forward("old_logp", lengths, heads, seconds["old_logp"])
+        lengths = [n for probe, _ in probes for n in (probe.lengths - 1).tolist()]
+        self.ledger.add_forward("probe", lengths, sum(heads for _, heads in probes), seconds["probe"])
         lengths = [n for m in minibatches for n in (m.lengths - 1).tolist()]
         heads = sum(m.num_tokens for m in minibatches)
         self.ledger.add_update(

@@ -10,6 +10,7 @@ import logging
 import signal
 import time
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +97,22 @@ def step(run: Run, parts: Parts, record: RunDir | None, number: int, *, check: b
     adv = parts.advantage(reward_tensor(groups))  # [P, G], Eq. 6; [P, G, S] by step
     batch = make_batch(groups, adv, tokenizer=parts.tokenizer, mask_truncated=run.train.mask_truncated)
     minibatches = learner.with_old_logp(split(batch, run.train.minibatches, seed=minibatch_seed(run.seed, number)))
-    if check or due:
-        require_agreement(learner, minibatches, engine_dtype(run.rollout, learner.precision))
-    routes = learner.routes(minibatches[0]) if due else None
     clock.lap("old_logp")
+    spent = []
+    if check or due:
+        spent = require_agreement(learner, minibatches, engine_dtype(run.rollout, learner.precision))
+    probe = learner.probe(minibatches[0]) if due else None
+    routes = [learner.routes(probe)] if probe else []
+    clock.lap("probe")
 
     updates = []
     for k, minibatch in enumerate(minibatches):  # off-policy from the second one on
         updates.append(learner.update(minibatch, parts.objective, on_policy=k == 0))
-    clock.lap("update")
+        clock.lap("update")
+        routes += [learner.routes(probe)] if probe else []
+        clock.lap("probe")
     skipped = note_skipped(parts, number, updates, minibatches, groups, run.train.max_skipped)
-    moved = {} if routes is None else routing_metrics(routes, learner.routes(minibatches[0]), learner.num_experts)
+    moved = routing_metrics(routes, learner.num_experts) if probe else {}
 
     learner.make_room()
     engine.update_weights(learner.weights(), version=number + 1)
@@ -114,7 +120,9 @@ def step(run: Run, parts: Parts, record: RunDir | None, number: int, *, check: b
 
     rows = sequences.join(sequences.of_groups(groups), [update.rows for update in updates])
     row = {"step": number} | metrics.from_rows(rows) | update_metrics(updates) | skipped | moved
-    parts.count(groups, minibatches, clock.seconds)
+    probes = [(m, m.num_tokens) for m in spent]
+    probes += [(probe, len(probe.lengths))] * (len(routes) * world.size) if probe else []
+    parts.count(groups, minibatches, probes if due else [], clock.seconds)
     row |= parts.ledger.row() | clock.row()
     if record and parts.mirror:
         record.sequences(number, {"step": np.full(len(rows["row"]), number)} | rows, parts.sequence_metadata)
@@ -144,15 +152,17 @@ def held_out(run: Run, parts: Parts, record: RunDir | None, number: int) -> None
     require_judged(row)
 
 
-def require_agreement(learner: Learner, minibatches: list[Batch], engine: str) -> None:
+def require_agreement(learner: Learner, minibatches: list[Batch], engine: str) -> list[Batch]:
     """Engine and trainer must say the same of the weights that sampled, before anything is learnt from them.
 
-    Uses the trainer's old log-probs of the last mini-batch where there are any, else spends a forward on the first.
-    The bounds are those of the coarser precision, the trainer's or `engine`, the engine's.
+    Uses the trainer's old log-probs of the last mini-batch where there are any, else spends a forward on the first,
+    and returns what it spent a forward on. The bounds are those of the coarser precision, the trainer's or `engine`,
+    the engine's.
     """
-    seen, trainer = minibatches[-1], minibatches[-1].old_logp
+    seen, trainer, spent = minibatches[-1], minibatches[-1].old_logp, []
     if learner.old_logp == "sampler" or trainer is None:
         seen, trainer = minibatches[0], learner.logp(minibatches[0])
+        spent = [seen]
     precision = "bfloat16" if "bfloat16" in (engine, learner.precision) else "float32"
     if not trainer[seen.mask].isfinite().all():
         log.warning("log-probs of the trainer are not finite: nothing to compare the engine with, updates are skipped")
@@ -160,6 +170,7 @@ def require_agreement(learner: Learner, minibatches: list[Batch], engine: str) -
         found = agreement.check(seen.sampler_logp[seen.mask], trainer[seen.mask], precision=precision)
         log.info("engine and trainer agree on %s", found)
         agreement.require(found, precision)
+    return spent
 
 
 def update_metrics(updates: list[Update]) -> dict[str, float]:
@@ -178,13 +189,16 @@ def update_metrics(updates: list[Update]) -> dict[str, float]:
     return row
 
 
-def routing_metrics(before: Tensor, after: Tensor | None, num_experts: int) -> dict[str, float]:
-    """`moe/*`: assignments that a step's updates moved, overall and by layer, and how uneven the load is after them."""
-    assert after is not None
-    change = expert_change(before, after)
-    uneven = load_imbalance(expert_load(after, num_experts))
+def routing_metrics(routes: list[Tensor], num_experts: int) -> dict[str, float]:
+    """`moe/*` from the routes of a probe under the weights that sampled and after each of a step's updates:
+    assignments that all updates moved, overall and by layer, that each moved, that differ between the weights that
+    sampled and those the last mini-batch meets; and how uneven the load is in the end."""
+    change = expert_change(routes[0], routes[-1])
+    uneven = load_imbalance(expert_load(routes[-1], num_experts))
     row = {"moe/expert_change": change.overall, "moe/load_max_mean": uneven.mean().item()}
     row |= {"moe/expert_change_num": change.moved, "moe/expert_change_den": change.assignments}
+    row["moe/expert_change_rollout"] = expert_change(routes[0], routes[-2]).overall
+    row |= {f"moe/expert_change/mb{k}": expert_change(*pair).overall for k, pair in enumerate(pairwise(routes))}
     return row | {f"moe/expert_change/layer{i}": share for i, share in enumerate(change.by_layer)}
 
 
@@ -201,9 +215,9 @@ class Clock:
         self.seconds: dict[str, float] = {}
 
     def lap(self, phase: str) -> None:
-        """Everything since the last lap was `phase`."""
+        """Everything since the last lap was `phase`, which may have had laps before."""
         now = time.perf_counter()
-        self.seconds[phase] = now - self.last
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
         self.last = now
 
     def row(self) -> dict[str, float]:

@@ -232,6 +232,7 @@ def test_micro_batches_are_even():
         best = min(max(cost(rows[a:b], packed) for a, b in itertools.pairwise([0, *cut, 8]))
                    for cut in itertools.combinations(range(1, 8), len(parts) - 1))  # fmt: skip
         assert max(costs) == best <= 96
+        assert packed or sum(rows) >= 0.95 * sum(costs), "padding"
 
 
 def cost(rows, packed):

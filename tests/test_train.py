@@ -57,6 +57,9 @@ def test_the_first_mini_batch_is_exactly_on_policy(tmp_path, algo):
     first = rows(tmp_path / "run")[0]
     assert 0 < first["moe/expert_change"] == first["moe/expert_change_num"] / first["moe/expert_change_den"] < 0.5
     assert 1 <= first["moe/load_max_mean"] <= 16
+    parts = [first[f"moe/expert_change/mb{k}"] for k in range(4)]
+    assert 0 < max(parts) <= first["moe/expert_change"] <= sum(parts), "each update moves some, and some move back"
+    assert 0 < first["moe/expert_change_rollout"] <= sum(parts[:3])
 
 
 def test_the_record_of_a_run(tmp_path):
