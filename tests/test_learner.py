@@ -22,7 +22,10 @@ GSPO = ClipSettings(low=3e-4, high=4e-4)
 
 
 def load(tmp_path, kind="qwen3_moe", dtype=torch.float64):
-    directory = tiny_model_dir(kind, tmp_path / kind, seed=0)
+    """The tiny model of `tmp_path`, written at the first call: ranks read it at the same time."""
+    directory = tmp_path / kind
+    if not directory.exists():
+        tiny_model_dir(kind, directory, seed=0)
     experts = "eager" if "moe" in kind else None
     return policy.load(directory, experts_implementation=experts, trust_remote_code=False, device="cpu").to(dtype)
 

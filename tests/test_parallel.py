@@ -66,7 +66,7 @@ def run_ranks(size, kind, objective, path, tokens):
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(120)
+        process.join(280)
     assert [process.exitcode for process in ranks] == [0] * size
     return torch.load(path / "rank0.pt", weights_only=True)
 
