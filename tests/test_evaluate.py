@@ -69,6 +69,8 @@ def rollout(text, finish="stop", n=3):
 class Canned:
     """An engine of written responses; keeps what it was asked for."""
 
+    ranks = 1
+
     def __init__(self, responses):
         self.responses, self.asked = responses, []
 
