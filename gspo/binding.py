@@ -18,12 +18,17 @@ def target(node: dict[str, Any], where: str) -> Callable[..., Any]:
     """
     path = node.get("_target_")
     module, _, name = str(path).rpartition(".")
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise ValueError(f"{where}._target_={path}: MODULE.FUNCTION is needed")
     try:
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{where}._target_={path}: {error}") from error
     except (Exception, SystemExit) as error:  # anybody's module
         raise ValueError(f"{where}._target_={path}: its import raised {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{where}._target_={path}: is {type(found).__name__} (accepted: a function or a class)")
+    return found
 
 
 def bind(node: dict[str, Any], where: str, **more: Any) -> Callable[..., Any]:
@@ -34,8 +39,11 @@ def bind(node: dict[str, Any], where: str, **more: Any) -> Callable[..., Any]:
     """
     function = target(node, where)
     keywords = {key: _bound(value, f"{where}.{key}") for key, value in node.items() if key != "_target_"} | more
-    parameters = inspect.signature(function).parameters
-    hints = typing.get_type_hints(function)
+    try:
+        parameters = inspect.signature(function).parameters
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError, ValueError) as error:
+        raise ValueError(f"{where}._target_={node['_target_']}: its signature cannot be read: {error}") from error
     for key, value in keywords.items():
         if key not in parameters:
             accepted = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]

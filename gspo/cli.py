@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -14,7 +16,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from gspo import eval_config, sft_config
-from gspo.config import conf_dir, register, require_known, to_plain, to_run
+from gspo.config import conf_dir, register, to_plain, to_run
 from gspo.messages import help_text, one_line
 from gspo.sweep.jobs import job_name, place
 from gspo.tracking.display import say
@@ -55,11 +57,15 @@ def sft() -> None:
     def job(config: DictConfig) -> None:
         from omegaconf import OmegaConf
 
-        require_known(config)
+        to_plain(config)
+        settings: Any = OmegaConf.to_object(config)
+        from gspo import sft_check
+
+        sft_check.check(settings)
         from gspo.sft import run
 
         command = " ".join(["gspo-sft", *HydraConfig.get().overrides.task])
-        print(f"cold start: {run(OmegaConf.to_object(config), command=command)}")  # type: ignore[arg-type]
+        print(f"cold start: {run(settings, command=command)}")
 
     app("sft", job)
 
@@ -188,6 +194,7 @@ def app(
 
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(kept)
     try:
+        flags(sys.argv[1:])
         if many is None or not many(main):
             main()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -198,3 +205,14 @@ def app(
         for error in raised:
             print(f"{os.path.basename(sys.argv[0])}: {one_line(error)}", file=sys.stderr)
         sys.exit(USER_ERROR)
+
+
+def flags(arguments: Sequence[str]) -> None:
+    """Raise ValueError, instead of a page of usage, for flags that Hydra does not know."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(f"{message} (accepted: GROUP=OPTION, KEY=VALUE, --multirun, --cfg job, --help, --hydra-help)")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.parse_intermixed_args(list(arguments))

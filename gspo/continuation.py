@@ -65,7 +65,7 @@ def is_finished(directory: Path, run: Run, plain: dict[str, Any]) -> bool:
     may_change = (*MAY_CHANGE, "train.steps") if run.optim.schedule == "constant" else MAY_CHANGE
     changed = differences(old, redact(plain), may_change)
     if changed:
-        raise ValueError(f"{directory}: has another configuration ({'; '.join(changed)}); it is left as it is")
+        raise ValueError(f"{directory}: has another configuration ({shown(changed)}); it is left as it is")
     return status == "finished" and old["train"]["steps"] >= run.train.steps
 
 
@@ -84,6 +84,12 @@ def require_checkpoint(directory: Path) -> None:
             f"{directory}: wrote a checkpoint at {at} and {directory / 'checkpoints'} holds none; it is left as it is "
             f"(accepted: the checkpoints put back, or another run.dir)"
         )
+
+
+def shown(changed: list[str], most: int = 8) -> str:
+    """The first differences, and how many more there are."""
+    more = f"; and {len(changed) - most} more" if len(changed) > most else ""
+    return "; ".join(changed[:most]) + more
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], may_change: tuple[str, ...], prefix: str = "") -> list[str]:

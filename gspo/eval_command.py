@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from gspo import evaluate, pretrained
+from gspo import evaluate, preflight, pretrained
 from gspo.binding import target
 from gspo.estimators import Estimate, by_problem, paired_difference
 from gspo.eval_config import UNUSED, EvalConfig
-from gspo.material import readiness, use_what_is_installed
+from gspo.material import readiness, require_engine, use_what_is_installed
 from gspo.tracking import files, run_dir
 
 EVERY = 10.0
@@ -37,15 +37,20 @@ def run(config: EvalConfig, plain: dict[str, Any], overrides: list[str]) -> int:
             plain["benchmark"][key] = getattr(config, key)
     evaluate.check(config.benchmark)
     pretrained.check(config.model.path)
-    for key, least in (("max_batch", 1), ("threads", 1), ("seed", 0)):
-        if getattr(config, key) < least:
-            raise ValueError(f"{key}={getattr(config, key)}: too small (accepted: {least} or more)")
+    for key, most in (("max_batch", 2**20), ("threads", 1024)):
+        if not 1 <= getattr(config, key) <= most:
+            raise ValueError(f"{key}={getattr(config, key)}: out of range (accepted: 1 to {most})")
+    preflight.require({key: value for key, value in plain.items() if key not in UNUSED})
+    if config.rollout.workers != 1:
+        raise ValueError(f"rollout.workers={config.rollout.workers}: an evaluation has one engine (accepted: 1)")
     checkpoint = None if config.checkpoint is None else find_checkpoint(Path(config.checkpoint), config.model.path)
     directory = Path(config.run.dir)
     if directory.exists():
         raise ValueError(f"run.dir={directory}: exists; choose another run.dir")
+    run_dir.require_room(directory)
     use_what_is_installed(config, plain)
     model_dir = pretrained.resolve(config.model.path)
+    require_engine(config)
     tokenizer = pretrained.load_tokenizer(model_dir)
     benchmark = evaluate.open_benchmark(config.benchmark, tokenizer, config.model, config.sampling)
     facts = {"command": "gspo-eval", "benchmark": benchmark.name, "model": config.model.path, "seed": config.seed}
@@ -115,9 +120,10 @@ def find_checkpoint(path: Path, model: str) -> Path:
         raise ValueError(f"{known}: damaged: {wrong}")
     run = found.resolve().parent.parent
     if (run / "config.yaml").is_file():
-        trained = run_dir.read_config(run)["model"]
-        if trained["path"] != model:
-            raise ValueError(f"{known}: its run trained model={trained['name']} ({trained['path']}), not {model}")
+        trained = run_dir.read_config(run).get("model") or {}
+        if trained.get("path") != model:
+            named = f"model={trained.get('name')} ({trained.get('path')})"
+            raise ValueError(f"{known}: its run trained {named}, not {model}")
     return found
 
 

@@ -40,6 +40,8 @@ SAMPLING_STEP = -1
 """Steps of training are 0 or more: no seed of an evaluation is one of training."""
 CHUNK = 2048
 """Samples that are generated before they are judged."""
+MOST_SAMPLES, MOST_PROBLEMS = 2**16, 10**6
+"""Samples of a problem count on from a seed whose low 16 bits are free; problems are rendered before the first."""
 MAX_FAILED = 0.01
 """Share of samples without a verdict that an evaluation may shrug off; they count as wrong."""
 
@@ -82,9 +84,10 @@ def settings_of(settings: EvalSettings, reward: Mapping[str, Any]) -> BenchmarkS
 
 def check(settings: BenchmarkSettings) -> Callable[[], Source]:
     """What reads the benchmark's problems. Raises ValueError for whatever is wrong that no file has to be read for."""
-    for name in ("k", "problems"):
-        if (value := getattr(settings, name)) is not None and value < 1:
-            raise ValueError(f"benchmark.{name}={value}: too small (accepted: 1 or more)")
+    for name, most in (("k", MOST_SAMPLES), ("problems", MOST_PROBLEMS)):
+        if (value := getattr(settings, name)) is not None and not 1 <= value <= most:
+            said = "small" if value < 1 else "large"
+            raise ValueError(f"benchmark.{name}={value}: too {said} (accepted: 1 to {most})")
     check_workers(bind(settings.reward, "benchmark.reward"), "benchmark.reward")
     if settings.columns:
         bind(settings.columns, "benchmark.columns")

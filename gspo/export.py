@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 DTYPES = ("float32", "bfloat16")
 
@@ -34,7 +34,9 @@ def export(source: Path, out: Path, *, dtype: str = "float32") -> Path:
         raise ValueError(f"{source}: no checkpoint there (accepted: a run directory, or RUN/checkpoints/step_NNNNNN)")
     if wrong := checkpoint.damage(path):
         raise ValueError(f"checkpoint {path} cannot be read: {wrong}")
-    settings = read_config(path.parent.parent)["model"]
+    settings = read_config(path.parent.parent).get("model") or {}
+    if not {"path", "experts_implementation"} <= settings.keys():
+        raise ValueError(f"{path.parent.parent}: its config.yaml names no model")
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         _write(path, beside, settings, dtype)
@@ -61,13 +63,20 @@ def _write(path: Path, out: Path, settings: dict[str, Any], dtype: str) -> None:
     pretrained.load_tokenizer(home).save_pretrained(out)
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; {self.format_usage()}")
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser("gspo-export", description=(__doc__ or "").splitlines()[0])
+    parser = Parser("gspo-export", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("source", type=Path, metavar="RUN|CHECKPOINT")
     parser.add_argument("out", type=Path, help="a new directory")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    args = parser.parse_args()
     try:
+        args = parser.parse_args()
         print(export(args.source, args.out, dtype=args.dtype))
     except (ValueError, OSError) as error:
         print(f"gspo-export: {' '.join(str(error).split())}", file=sys.stderr)

@@ -54,11 +54,11 @@ def _docstring(node: Any) -> list[str]:
     module, _, name = str((node or {}).get("_target_")).rpartition(".")
     try:
         spec = importlib.util.find_spec(module) if module else None
-    except ModuleNotFoundError:
+        origin = (spec.origin if spec else None) or ""
+        body = ast.parse(Path(origin).read_text(encoding="utf-8")).body if origin.endswith(".py") else []
+    except (Exception, SystemExit):  # anybody's module: what is wrong with it is said where it is bound
         return []
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        return []
-    for item in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+    for item in body:
         if isinstance(item, ast.FunctionDef) and item.name == name:
             return [line.strip() for line in (ast.get_docstring(item) or "").splitlines()]
     return []

@@ -28,7 +28,8 @@ def judge_of(reward: dict[str, Any]) -> tuple[Callable[[Row], Row], Callable[[Ro
 
     Raises ValueError for a reward whose module grades no files.
     """
-    home = str(reward.get("_target_")).rpartition(".")[0]
+    target(reward, "reward")
+    home = str(reward["_target_"]).rpartition(".")[0]
     if not hasattr(importlib.import_module(home), "grade_row"):
         raise ValueError(
             f"reward._target_={reward.get('_target_')}: judges no files (accepted: reward=math, reward=code)"

@@ -56,10 +56,23 @@ def material(run: Run) -> Material:
     model_dir = pretrained.resolve(run.model.path)
     stream, tokenizer = made.open_stream(run, model_dir)
     trial.try_out(run, stream)
-    made.check_engine(run)
+    require_engine(run)
     benchmark = evaluate.settings_of(run.eval, run.reward)
     held_out = benchmark and evaluate.open_benchmark(benchmark, tokenizer, run.model, run.sampling)
     return Material(objective, model_dir, stream, tokenizer, benchmark, held_out)
+
+
+def require_engine(run: Run | EvalConfig) -> None:
+    """Raise ValueError for an engine that is not there, and for settings that it would refuse once it is started."""
+    import torch
+
+    from gspo.rollout.contract import check_settings
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    check_settings(run.rollout, run.sampling, context=run.model.context, device=device)
+    target({"_target_": run.rollout._target_}, "rollout")
+    module = run.rollout._target_.rpartition(".")[0]
+    target({"_target_": f"{module}.check"}, "rollout")(run.rollout, device)
 
 
 def readiness(node: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 
@@ -51,15 +52,29 @@ def one_line(error: BaseException) -> str:
     if unknown:
         key = unknown.group(1) or unknown.group(2)
         kept = [f"unknown key {key}{near(key)}"]
+    elif (where := re.search(r"full_key: (\S+)", text)) and where.group(1) not in kept[0]:
+        missing = kept[0].startswith("Missing mandatory value")
+        kept[0] = f"Missing mandatory value: {where.group(1)}" if missing else f"{where.group(1)}: {kept[0]}"
     options = next((n for n, line in enumerate(kept) if line.startswith("Available options")), None)
     if options is not None:
         kept = [*kept[:options], f"{kept[options]} {', '.join(kept[options + 1 :])}"]
-    kept = [re.sub(r"^Missing mandatory value: (\S+)", r"\1=???: a value is needed", line) for line in typed(kept)]
+    kept = [re.sub(r"^.*Missing mandatory value: (\S+)", r"\1=???: a value is needed", line) for line in typed(kept)]
+    if text.startswith("LexerNoViableAlt"):
+        kept = [f"{text.partition(': ')[2].splitlines()[0]}: not KEY=VALUE (other characters are quoted: 'key=\"ü\"')"]
+    if "group override must be a string" in text:
+        kept = [f"{_group_of_nothing()}: names no option of its group (accepted: GROUP=OPTION)"]
     if "mismatched input '='" in text:
         kept.append("a value that contains = is quoted: 'key=\"a=b\"'")
     if "Value 'None'" in text or ("could not be converted" in text and "'null'" in text):
         kept.append("null stands for no value")
     return re.sub(r"\s+", " ", "; ".join(kept)) or type(error).__name__
+
+
+def _group_of_nothing() -> str:
+    """The word of the command line that gives a group no option: Hydra's error does not say."""
+    words = [word for word in sys.argv[1:] if "=" in word]
+    odd = [word for word in words if word.startswith("=") or (conf_dir() / word.partition("=")[0]).is_dir()]
+    return next((word for word in odd if not re.search(r"=.*[^\W\d]", word) or word.endswith("=null")), "an override")
 
 
 KINDS = {
@@ -69,6 +84,8 @@ KINDS = {
     "is not Optional": "a value, not null",
     "is not a ListConfig": "a list, [a,b]",
     "is not a DictConfig": "a mapping, {key: value}",
+    "is not a subclass of": "a mapping, {key: value}",
+    "to Dict[": "a mapping, {key: value}",
 }
 """What a refusal of the schema says, and what it means by that."""
 

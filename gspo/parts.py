@@ -25,7 +25,6 @@ from gspo.learner import Learner, ObjectiveFn
 from gspo.parallel import World
 from gspo.restart import Restarting
 from gspo.rollout import Engine
-from gspo.rollout.contract import check_settings
 from gspo.rollout.workers import Workers
 from gspo.sequences import EPS_GRID
 from gspo.shape import known
@@ -141,14 +140,6 @@ def open_stream(run: Run, directory: Path) -> tuple[PromptStream, Any]:
 def device_name() -> str:
     """What the trainer computes on, for run.json: the GPU's name, or the processor's architecture."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({platform.machine()})"
-
-
-def check_engine(run: Run) -> None:
-    """Raise ValueError for rollout settings that the engine would refuse once it is started."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    check_settings(run.rollout, run.sampling, context=run.model.context, device=device)
-    module = run.rollout._target_.rpartition(".")[0]
-    target({"_target_": f"{module}.check"}, "rollout")(run.rollout, device)
 
 
 def model_on(run: Run, directory: Path, world: World, precision: str) -> Any:

@@ -14,8 +14,8 @@ from typing import Any
 from gspo import memory
 from gspo.devices import GIB, Where
 from gspo.formula import algebra
-from gspo.preflight import Finding, findings
-from gspo.shape import FAMILIES, ModelShape, find
+from gspo.preflight import Finding, findings, require, shape_of
+from gspo.shape import FAMILIES, ModelShape
 from gspo.workload import Work, choose, decode_seconds, flops_of_a_step, workload
 
 Row = tuple[str, str, str]
@@ -40,12 +40,13 @@ def plan(config: dict[str, Any]) -> Plan:
     and for an objective without a formula.
     """
     model = config["model"]
-    shape = find(model)
+    shape = shape_of(config)
     if shape is None:
         raise ValueError(
             f"model.path={model.get('path')}: no config.json of a {', '.join(FAMILIES)} model found "
             "(accepted: a directory, gspo:NAME, a hub id with a shape file or in the hub's cache)"
         )
+    require(config)
     where = choose(config, shape)
     work = workload(config, where)
     clip = {"clip_low": config["clip"]["low"], "clip_high": config["clip"]["high"]}

@@ -8,50 +8,20 @@ stored in run.json. Types and unknown keys are the schema's business (config.py)
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
 
 from gspo import memory
 from gspo.devices import GIB, Where, here
 from gspo.formula import clipped_ratio, formula
+from gspo.ranges import Config, Finding, error, get, name, numbers, warning, words
 from gspo.shape import ModelShape, find
 
-Config = dict[str, Any]
 COLLAPSE_STEPS = 40
 """Fewer steps than this leave collapse undetermined (T - 20 steps are watched for 20 steps each)."""
 LEVEL_BORDER = 0.01
 """Clip ranges of the field lie below it at sequence level (3e-4) and above it at token level (0.2)."""
-WORDS = {
-    "train.old_logp": ("trainer", "sampler"),
-    "train.routing_replay": ("off", "old"),
-    "optim.schedule": ("constant", "linear", "cosine"),
-    "trainer.precision": ("auto", "float32", "bfloat16"),
-    "rollout.dtype": ("auto", "float32", "bfloat16"),
-    "trainer.offload": ("auto", True, False),
-    "tracking.wandb": ("disabled", "offline", "online"),
-}
-AT_LEAST = {
-    "seed": 0, "train.steps": 1, "train.prompts_per_step": 1, "train.minibatches": 1, "train.max_skipped": 1,
-    "optim.warmup_steps": 0, "optim.weight_decay": 0, "train.aux_loss_coef": 0, "sampling.max_tokens": 1,
-    "model.context": 2,
-    "rollout.check_every": 1, "rollout.workers": 1, "rollout.tensor_parallel": 1, "rollout.kv_cache_gb": 1,
-    "trainer.devices": 1, "trainer.micro_batch_tokens": 1, "trainer.threads": 1, "tracking.samples": 0,
-    "checkpoint.every": 0, "checkpoint.keep_last": 0,
-}  # fmt: skip
-ABOVE_ZERO = ("optim.lr", "optim.eps", "optim.grad_clip")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing to say about a configuration."""
-
-    level: Literal["error", "warning"]
-    key: str
-    value: Any
-    text: str
-    """One line: key, value, the reason, and for an error what is accepted."""
 
 
 def findings(config: Config, shape: ModelShape | None = None, where: Where | None = None) -> list[Finding]:
@@ -67,62 +37,27 @@ def check(config: Config) -> list[Finding]:
     """
     device, count = here()
     where = None if device is None else Where(device, config["trainer"].get("devices") or count)
-    try:
-        shape = find(config["model"])
-    except (OSError, ValueError) as wrong:
-        raise ValueError(f"model.path={get(config, 'model.path')}: its config.json cannot be read: {wrong}") from wrong
-    found = findings(config, shape, where)
+    found = findings(config, shape_of(config), where)
     errors = [finding.text for finding in found if finding.level == "error"]
     if errors:
         raise ValueError("; ".join(errors))
     return found
 
 
-def get(config: Config, key: str) -> Any:
-    """`config` at a dotted key; None where it is absent."""
-    node: Any = config
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
+def shape_of(config: Config) -> ModelShape | None:
+    """The model's shape; None where it is not known. Raises ValueError for a config.json that cannot be read."""
+    try:
+        return find(config["model"])
+    except (OSError, ValueError) as wrong:
+        raise ValueError(f"model.path={get(config, 'model.path')}: its config.json cannot be read: {wrong}") from wrong
 
 
-def error(config: Config, key: str, reason: str, accepted: str) -> Finding:
-    value = get(config, key)
-    return Finding("error", key, value, f"{key}={value}: {reason} (accepted: {accepted})")
-
-
-def warning(config: Config, key: str, reason: str) -> Finding:
-    value = get(config, key)
-    return Finding("warning", key, value, f"{key}={value}: {reason}")
-
-
-def name(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
-    """A run without a name cannot be told from others in a table."""
-    if (given := get(config, "run.name")) is not None and not given.strip():
-        yield Finding("error", "run.name", given, f"run.name='{given}': a name is needed (accepted: any text)")
-
-
-def words(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
-    """A misspelt word would fall through to some default branch."""
-    for key, accepted in WORDS.items():
-        if (value := get(config, key)) is not None and value not in accepted:
-            yield error(config, key, "unknown", ", ".join(str(word) for word in accepted))
-
-
-def numbers(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
-    """Counts that cannot be so small, and rates that must be positive and finite."""
-    for key, least in AT_LEAST.items():
-        if (value := get(config, key)) is not None and not value >= least:
-            yield error(config, key, "too small", f"{least} or more")
-    if (seed := get(config, "seed")) is not None and seed >= 2**63:
-        yield error(config, "seed", "too large", f"0 to {2**63 - 1}")
-    for key in ABOVE_ZERO:
-        if (value := get(config, key)) is not None and not 0 < value < math.inf:
-            yield error(config, key, "out of range", "a positive number" + (", null" if key.endswith("clip") else ""))
-    if not all(0 <= beta < 1 for beta in get(config, "optim.betas") or ()):
-        yield error(config, "optim.betas", "out of range", "two numbers from 0 to below 1")
-    if (share := get(config, "rollout.memory_fraction")) is not None and not 0 < share < 1:
-        yield error(config, "rollout.memory_fraction", "a share of the device", "a number between 0 and 1")
+def require(config: Config) -> None:
+    """Raise ValueError for words, numbers and lengths that mean nothing, whatever is done with the configuration."""
+    shape = shape_of(config)
+    found = [one for check_one in (words, numbers, group, context, sampler) for one in check_one(config, shape, None)]
+    if errors := [one.text for one in found if one.level == "error"]:
+        raise ValueError("; ".join(errors))
 
 
 def group(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
@@ -135,7 +70,7 @@ def minibatches(config: Config, shape: ModelShape | None, where: Where | None) -
     """Whole groups are dealt out to the mini-batches, evenly."""
     prompts, parts = get(config, "train.prompts_per_step"), get(config, "train.minibatches")
     if prompts and parts and prompts > 0 and parts > 0 and prompts % parts:
-        divisors = [str(n) for n in range(1, prompts + 1) if prompts % n == 0]
+        divisors = [str(n) for n in range(1, min(prompts, 1024) + 1) if prompts % n == 0]
         reason = f"does not divide train.prompts_per_step={prompts}, whose groups are dealt out evenly"
         yield error(config, "train.minibatches", reason, ", ".join(divisors))
 
@@ -156,6 +91,8 @@ def context(config: Config, shape: ModelShape | None, where: Where | None) -> It
     if longest >= length:
         reason = f"context too short: model.context={length} leaves no room for a prompt"
         yield error(config, "sampling.max_tokens", reason, f"1 to {length - 1}")
+    if (planned := get(config, "plan.response_tokens")) is not None and planned > longest:
+        yield error(config, "plan.response_tokens", "longer than sampling.max_tokens", f"1 to {longest}, null")
     if shape is not None and 0 < shape.max_positions < length:
         yield error(config, "model.context", "longer than the model's positions", f"2 to {shape.max_positions}")
 
@@ -219,8 +156,20 @@ def replay(config: Config, shape: ModelShape | None, where: Where | None) -> Ite
     dense = shape is not None and not shape.experts
     if get(config, "train.routing_replay") == "old" and dense:
         yield error(config, "train.routing_replay", f"{get(config, 'model.name')} is dense, it has no routes", "off")
+    if get(config, "model.experts_implementation") is not None and dense:
+        reason = f"{get(config, 'model.name')} is dense, it has no experts"
+        yield error(config, "model.experts_implementation", reason, "null")
     if get(config, "train.aux_loss_coef") and dense:
         yield error(config, "train.aux_loss_coef", f"{get(config, 'model.name')} is dense, it has no router", "0")
+
+
+def no_effect(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
+    """What another setting switches off."""
+    if get(config, "model.thinking") is not None and get(config, "model.chat_template") is False:
+        yield error(config, "model.thinking", "has no effect with model.chat_template=false", "null")
+    for key in ("eval.benchmark", "eval.k", "eval.problems"):
+        if get(config, key) is not None and not get(config, "eval.every"):
+            yield warning(config, key, "has no effect with eval.every=0")
 
 
 def schedule(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
@@ -237,6 +186,8 @@ def devices(config: Config, shape: ModelShape | None, where: Where | None) -> It
     if where is None:
         return
     parallel = get(config, "rollout.tensor_parallel") or 1
+    if not where.device.cuda and where.devices > (most := max(os.cpu_count() or 1, 64)):
+        yield error(config, "trainer.devices", "more ranks than CPUs", f"1 to {most}")
     if where.devices % max(parallel, 1) or (parallel > 1 and not where.device.cuda):
         fits = [str(n) for n in range(1, where.devices + 1) if where.devices % n == 0] if where.device.cuda else ["1"]
         yield error(config, "rollout.tensor_parallel", f"{where.devices} {where.device.name} devices", ", ".join(fits))
@@ -249,7 +200,9 @@ def devices(config: Config, shape: ModelShape | None, where: Where | None) -> It
 
 def device_memory(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
     """A run that cannot fit is refused before its weights are loaded. Needs sound numbers: see the other checks."""
-    if shape is None or where is None or [*words(config, shape, where), *numbers(config, shape, where)]:
+    if shape is None or where is None:
+        return
+    if any(one.level == "error" for check_one in (words, numbers, devices) for one in check_one(config, shape, where)):
         return
     found = memory.parts(config, shape, where)
     moment, peak = max(memory.peaks(found).items(), key=lambda item: item[1])
@@ -271,5 +224,5 @@ def device_memory(config: Config, shape: ModelShape | None, where: Where | None)
 
 CHECKS: tuple[Callable[[Config, ModelShape | None, Where | None], Iterator[Finding]], ...] = (
     words, name, numbers, group, minibatches, context, sampler, clip, clip_takes_effect, replay, devices,
-    device_memory, clip_can_bind, clip_level, sampler_precision, schedule,
+    no_effect, device_memory, clip_can_bind, clip_level, sampler_precision, schedule,
 )  # fmt: skip

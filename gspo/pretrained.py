@@ -67,7 +67,7 @@ def resolve(path: str) -> Path:
 
 
 def _require_known_code(path: str, directory: Path) -> None:
-    """Raise ValueError for a model that comes with Python files of its own in place of a class of transformers.
+    """Raise ValueError for a model of no kind, or one that brings Python files in place of a class of transformers.
 
     None of these files is ever run: no setting sets transformers' `trust_remote_code`.
     """
@@ -75,14 +75,16 @@ def _require_known_code(path: str, directory: Path) -> None:
         config = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"model.path={path}: its config.json cannot be read: {error}") from error
-    if not isinstance(config, dict) or not config.get("auto_map"):
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ValueError(f"model.path={path}: its config.json names no model_type (accepted: one of transformers)")
+    if not config.get("auto_map"):
         return
-    kind = str(config.get("model_type")).replace("-", "_")
+    kind = config["model_type"].replace("-", "_")
     spec = importlib.util.find_spec("transformers")
     places = list(spec.submodule_search_locations or []) if spec else []
     if not kind.isidentifier() or not any((Path(place) / "models" / kind).is_dir() for place in places):
         raise ValueError(
-            f"model.path={path}: model_type {config.get('model_type')!r} is code of its own (auto_map in config.json), "
+            f"model.path={path}: model_type {config['model_type']!r} is code of its own (auto_map in config.json), "
             "and no model's code is ever run (trust_remote_code is off; accepted: a model_type of transformers)"
         )
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import platform
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gspo import sft_check
 from gspo.binding import bind
 from gspo.data import Row, Source
 from gspo.devices import keep_memory
@@ -28,6 +28,7 @@ from gspo.pretrained import character_tokenizer
 from gspo.sft_config import SftConfig
 from gspo.sft_data import chains, level_sources, micro_batches
 from gspo.sft_display import Display
+from gspo.trial import judged_kinds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,33 +80,24 @@ def run(config: SftConfig, *, command: str = "gspo-sft") -> Path:
 
 
 def check(config: SftConfig) -> None:
-    """Raise ValueError when the output exists, or model and data are not fit to be trained from scratch."""
-    if Path(config.output).exists():
-        raise ValueError(f"output={config.output}: exists; it is left as it is, choose another")
-    if "model_type" not in (config.model.init or {}):
-        raise ValueError(
-            f"model.init={config.model.init}: model_type and its keywords are needed to start from scratch"
-        )
-    if config.model.chat_template:
-        raise ValueError("model.chat_template=true: the character tokenizer has no template; false is accepted")
+    """Raise ValueError when the output exists, or settings, model and data are not fit to be trained from scratch."""
+    sft_check.check(config)
     if not {"min_terms", "max_terms"} <= config.data.keys() or "solution" not in chains(config, seed=0).row(0).meta:
         raise ValueError(f"data._target_={config.data.get('_target_')}: min_terms, max_terms and solutions are needed")
-    sft = config.sft
-    for key, value, low, high in (
-        ("sft.target_pass_rate", sft.target_pass_rate, 0, 1),
-        ("sft.least_pass_rate", sft.least_pass_rate, 0, sft.target_pass_rate),
-        ("sft.least_mixed", sft.least_mixed, 0, 1),
-        ("sft.level_accuracy", sft.level_accuracy, 0, 1),
-        ("sft.first_terms", sft.first_terms, 2, config.data["max_terms"]),
-        ("sft.batch", sft.batch, 2, sys.maxsize),
-        ("train.group_size", config.train.group_size, 2, sys.maxsize),
-    ):
-        if not low <= value <= high:
-            raise ValueError(f"{key}={value}: {low} to {high} is accepted")
+    kinds = judged_kinds(config.reward)
+    if kinds is not None and "math" not in kinds:
+        named = f"reward._target_={config.reward.get('_target_')}"
+        raise ValueError(f"{named}: chains have an answer, not tests (accepted: reward=math)")
+    longest = config.data["max_terms"]
+    if not 2 <= config.sft.first_terms <= longest:
+        raise ValueError(f"sft.first_terms={config.sft.first_terms}: out of range (accepted: 2 to {longest})")
 
 
 def from_scratch(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A model of transformers' keywords `model.init`, float32, its weights drawn from torch's generator."""
+    """A model of transformers' keywords `model.init`, float32, its weights drawn from torch's generator.
+
+    Raises ValueError for keywords that make none.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
@@ -114,8 +106,8 @@ def from_scratch(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> PreTr
     try:
         shape = AutoConfig.for_model(**(config.model.init or {}), **ids)
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, trust_remote_code=False, **more)
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"model.init={config.model.init}: {error}") from error
+    except Exception as error:  # whatever transformers and torch say of a size that makes no sense
+        raise ValueError(f"model.init={config.model.init}: {type(error).__name__}: {error}") from error
     for name, value in ids.items():
         setattr(model.generation_config, name, value)
     return model

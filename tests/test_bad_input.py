@@ -35,6 +35,14 @@ def judged_by(*value):
     return {"set.jsonl": json.dumps({"prompt": "q", "tests": list(value)}) + "\n"}
 
 
+RECORD = '{"status": "failed", "sessions": [], "wandb_id": "a"}'
+SEALED = {
+    "r/run.json": RECORD,
+    "r/config.yaml": "model: {path: nowhere, experts_implementation: null}",
+    "r/checkpoints/step_000001/manifest.json": '{"files": {}}',
+}
+"""A run with a checkpoint of no files."""
+
 SCHEMA = [
     (["foo=1"], "unknown key foo"),
     (["+foo=1"], "unknown key foo"),
@@ -58,6 +66,14 @@ SCHEMA = [
     (["run.dir='a b"], "'a b"),
     (["train.steps=[1"], "[1"),
     (["train.steps"], "train.steps"),
+    (["=3"], "=3: names no option of its group (accepted: GROUP=OPTION)"),
+    (["algo=null"], "algo=null: names no option of its group (accepted: GROUP=OPTION)"),
+    (["train=5"], "train=5: another type (accepted: a mapping, {key: value})"),
+    (["optim=null"], "optim=null: another type (accepted: a value, not null)"),
+    (["ünknown=1"], "ünknown=1: not KEY=VALUE (other characters are quoted: 'key=\"ü\"')"),
+    (["train.steps=${foo}"], "train.steps: Interpolation key 'foo' not found"),
+    (["--foo"], "unrecognized arguments: --foo (accepted: GROUP=OPTION, KEY=VALUE, --multirun, --cfg job, --help"),
+    (["--config-dir=/nope"], "--config-dir=/nope: no such directory"),
 ]
 GROUPS = [
     *[([f"{group}=nothing"], f"Could not find '{group}/nothing'; Available options in '{group}': ") for group in
@@ -72,7 +88,9 @@ RANGES = [
         ["train.group_size=1"],
         "train.group_size=1: an advantage compares the responses of a group (accepted: 2 or more)",
     ),
-    (["train.group_size=100000"], "GiB at backward"),
+    (["train.group_size=50000"], "GiB at backward"),
+    (["train.group_size=100000"], "train.group_size=100000: too large (accepted: 2 to 65536)"),
+    (["train.prompts_per_step=1000000001"], "train.minibatches=4: does not divide train.prompts_per_step=1000000001"),
     (["train.prompts_per_step=-4"], "train.prompts_per_step=-4: too small (accepted: 1 or more)"),
     (["train.max_skipped=0"], "train.max_skipped=0: too small (accepted: 1 or more)"),
     (["optim.lr=0"], "optim.lr=0.0: out of range (accepted: a positive number)"),
@@ -95,7 +113,31 @@ RANGES = [
     (["tracking.wandb=maybe"], "tracking.wandb=maybe: unknown (accepted: disabled, offline, online)"),
     (["checkpoint.keep_last=-2"], "checkpoint.keep_last=-2: too small (accepted: 0 or more)"),
     (["eval.every=-1"], "eval.every=-1: too small (accepted: 0 or more)"),
-    (["eval.every=2", "eval.benchmark=arithmetic", "eval.k=0"], "benchmark.k=0: too small (accepted: 1 or more)"),
+    (["eval.every=2", "eval.benchmark=arithmetic", "eval.k=0"], "benchmark.k=0: too small (accepted: 1 to 65536)"),
+    (["eval.every=2", "eval.benchmark=arithmetic", "eval.k=100000000"], "benchmark.k=100000000: too large (accepted:"),
+    (
+        ["eval.every=2", "eval.benchmark=arithmetic", "eval.problems=-3"],
+        "benchmark.problems=-3: too small (accepted: 1",
+    ),
+    (
+        ["eval.every=2", "eval.benchmark=arithmetic", "eval.problems=100000000"],
+        "benchmark.problems=100000000: too large",
+    ),
+    (["optim.betas=[0.9]"], "optim.betas=[0.9]: out of range (accepted: two numbers from 0 to below 1)"),
+    (["optim.eps=-1"], "optim.eps=-1.0: out of range (accepted: a positive number)"),
+    (["optim.grad_clip=0"], "optim.grad_clip=0.0: out of range (accepted: a positive number, null)"),
+    (["optim.weight_decay=nan"], "optim.weight_decay=nan: too small (accepted: 0 or more)"),
+    (["clip.high=inf"], "clip.high=inf: 1 + eps_R must lie above 1 (accepted: a positive number, or null)"),
+    (["trainer.devices=100000"], "trainer.devices=100000: more ranks than CPUs (accepted: 1 to "),
+    (["trainer.threads=100000"], "trainer.threads=100000: too large (accepted: 1 to 1024)"),
+    (["rollout.workers=0"], "rollout.workers=0: too small (accepted: 1 or more)"),
+    (["rollout.workers=1000"], "GiB at backward, cpu has "),
+    (["checkpoint.every=-1"], "checkpoint.every=-1: too small (accepted: 0 or more)"),
+    (["sweep.workers=0"], "sweep.workers=0: too small (accepted: 1 or more)"),
+    (["plan.device=z9000"], "plan.device=z9000: unknown (accepted: h200, h100"),
+    (["plan.prompt_tokens=-1"], "plan.prompt_tokens=-1: too small (accepted: 1 or more)"),
+    (["plan.response_tokens=99"], "plan.response_tokens=99: longer than sampling.max_tokens (accepted: 1 to 40, null)"),
+    (["model.experts_implementation=fast"], "model.experts_implementation=fast: unknown (accepted: eager, grouped_mm"),
 ]
 TOGETHER = [
     (["train.prompts_per_step=30"], "train.minibatches=4: does not divide train.prompts_per_step=30"),
@@ -119,6 +161,41 @@ TOGETHER = [
     (["model.path=folder"], "model.path=folder: a directory without config.json", {"folder/x": ""}),
     (["model=qwen3_tiny", "train.routing_replay=old"], "train.routing_replay=old: qwen3_tiny is dense"),
     (["model.path=bad"], "model.path=bad: its config.json cannot be read: Expecting", {"bad/config.json": "{"}),
+    (["model.path=bad"], "model.path=bad: its config.json names no model_type", {"bad/config.json": "[]"}),
+    (
+        ["model.path=bad"],
+        "num_hidden_layers=1.5: the configuration of a qwen3 model needs a whole number here",
+        {"bad/config.json": '{"model_type": "qwen3", "num_hidden_layers": 1.5}'},
+    ),
+    (
+        ["model=qwen3_tiny", "model.experts_implementation=eager"],
+        "qwen3_tiny is dense, it has no experts (accepted: null)",
+    ),
+    (["model.thinking=true"], "model.thinking=True: has no effect with model.chat_template=false (accepted: null)"),
+    (["trainer.devices=2", "rollout.tensor_parallel=2"], "rollout.tensor_parallel=2: 2 cpu devices (accepted: 1)"),
+    (["trainer.offload=true"], "trainer.offload=True: has no effect on cpu (accepted: auto (leave it out))"),
+    (["tracking.project='a/b'"], "tracking.project=a/b: W&B takes no such name (accepted: 1 to 128 characters without"),
+    (["+data.stages=5"], "data.stages=5: a list is needed, as in [{step: 50, max_terms: 9}]"),
+    (["+data.stages=[{step: 5, foo: 1}]"], "data.stages[0].foo=1: arithmetic takes seed, min_terms, max_terms"),
+    (["algo.objective._target_=..x"], "algo.objective._target_=..x: MODULE.FUNCTION is needed"),
+    (["algo.advantage=5"], "algo.advantage=5: another type (accepted: a mapping, {key: value})"),
+    (["reward._target_=print"], "reward._target_=print: MODULE.FUNCTION is needed"),
+    (["reward._target_=sys.path"], "reward._target_=sys.path: is list (accepted: a function or a class)"),
+    (["reward._target_=builtins.min"], "reward._target_=builtins.min: its signature cannot be read"),
+    (["~reward"], "reward._target_=None: MODULE.FUNCTION is needed"),
+    (["~algo"], "algo.name=???: a value is needed"),
+]
+MANY = [
+    (["-m", "seed=0,1", "sweep.workers=0"], "sweep.workers=0: too small (accepted: 1 or more)"),
+    (["-m", "seed=0,1", "sweep.workers=null"], "sweep.workers=null: another type (accepted: a value, not null)"),
+    (["-m", "seed=0,1", "sweep.name=''"], "sweep.name='': names a directory (accepted: any text without /)"),
+    (["-m", "seed=0,1", "sweep.name=../.."], "sweep.name='../..': names a directory (accepted: any text without /)"),
+    (["-m", "seed=range(0)"], "a swept key has no value (accepted: key=a,b)"),
+    (["-m", "algo=glob(zzz*)"], "a swept key has no value (accepted: key=a,b)"),
+    (["-m", "seed=0,0"], "1 of 2 jobs refused, none started: the sweep has this job twice"),
+    (["-m", "seed=0,1", "run.dir=x"], "2 of 2 jobs refused, none started: run.dir: jobs are named by their overrides"),
+    (["-m", "seed=0,1", "resume=/r"], "resume=/r: one directory for every job; never and auto are accepted"),
+    (["-m", "train.group_size=1,4"], "1 of 2 jobs refused, none started: train.group_size=1: an advantage compares"),
 ]
 PLACES = [
     (["run.dir=null"], "run.dir=null: another type (accepted: a value, not null)"),
@@ -132,6 +209,14 @@ PLACES = [
     (["run.dir=there", "resume=auto"], "there is not a run directory: run.json", {"there/mine": "x"}),
     (["resume=/no/such/run"], "resume=/no/such/run: no such run directory (accepted: never, auto, or"),
     (["resume=there"], "there is not a run directory: run.json has no status", {"there/run.json": "{}"}),
+    (["resume=there"], "there is not a run directory: run.json: Expecting value", {"there/run.json": ""}),
+    (
+        ["resume=there"],
+        "config.yaml cannot be read: while parsing",
+        {"there/run.json": RECORD, "there/config.yaml": "[1"},
+    ),
+    (["resume=there"], " more); it is left as it is", {"there/run.json": RECORD, "there/config.yaml": "a: 1"}),
+    (["run.dir='a\0b'"], "embedded null byte (accepted: a path that can be made)"),
     (["resume=there", "run.dir=b"], "run.dir=b: resume=there names the directory already", {"there/run.json": "{}"}),
 ]
 DATA = [
@@ -179,18 +264,33 @@ LATE = [
     (["model=tiny_programs", "reward.sandbox=docker"], "reward.sandbox='docker': accepted are auto"),
     (SET, "prompts have over 216 tokens", {"set.jsonl": row(prompt="1" * 400, answer="1")}),
     (["algo.objective._target_=gspo.algorithms.objectives.nothing"], "algo.objective._target_="),
+    (
+        ["rollout._target_=gspo.rollout.hf.Nothing"],
+        "rollout._target_=gspo.rollout.hf.Nothing: module 'gspo.rollout.hf'",
+    ),
+    (["data.max_terms=1000000"], "arithmetic: arithmetic-0 has 723871 tokens, 216 fit"),
 ]
 """Seen only with torch, tokenizer or judge: before anything is created, but not within 3 seconds."""
 OTHERS = [
     ("plan", ["train.group_siz=1"], "unknown key train.group_siz; near it: train.group_size"),
     ("plan", ["model=gpt5"], "Could not find 'model/gpt5'"),
     ("eval", ["benchmark=none"], "Could not find 'benchmark/none'"),
-    ("eval", ["k=0"], "benchmark.k=0: too small (accepted: 1 or more)"),
+    ("eval", ["k=0"], "benchmark.k=0: too small (accepted: 1 to 65536)"),
+    ("eval", ["max_batch=0"], "max_batch=0: out of range (accepted: 1 to 1048576)"),
+    ("eval", ["threads=100000"], "threads=100000: out of range (accepted: 1 to 1024)"),
+    ("eval", ["sampling.temperature=nan"], "sampling.temperature=nan: must be finite (accepted: 0.01 or more)"),
+    ("eval", ["model.context=100000"], "model.context=100000: longer than the model's positions (accepted: 2 to 1024)"),
+    ("eval", ["rollout.dtype=int8"], "rollout.dtype=int8: unknown (accepted: auto, float32, bfloat16)"),
+    ("eval", ["rollout.workers=2"], "rollout.workers=2: an evaluation has one engine (accepted: 1)"),
+    ("eval", ["run.dir=/proc/x"], "run.dir=/proc/x: /proc: "),
+    ("eval", ["checkpoint=r/checkpoints/step_000001"], "its run trained model=None (nowhere), not gspo:qwen3", SEALED),
+    ("eval", ["benchmark.columns=5"], "benchmark.columns=5: another type (accepted: a mapping, {key: value})"),
+    ("eval", ["benchmark=null"], "benchmark=null: names no option of its group (accepted: GROUP=OPTION)"),
     ("eval", ["+benchmark.reward.workers=0"], "benchmark.reward.workers=0: too small (accepted: 1 or more)"),
     ("eval", ["checkpoint=/no/such"], "checkpoint=/no/such: no checkpoint there (accepted: RUN/checkpoints/step_"),
     ("eval", ["benchmark=aime26"], "aime25"),
     ("eval", ["benchmark.reward.lenientt=true"], "unknown key benchmark.reward.lenientt; `--cfg job` lists all keys"),
-    ("eval", ["sampling.max_tokens=256"], "sampling.max_tokens=256: model.context=256 leaves no room for a prompt"),
+    ("eval", ["sampling.max_tokens=256"], "sampling.max_tokens=256: context too short: model.context=256 leaves no"),
     ("eval", ["benchmark=gsm8k", "benchmark.data.path=/no/such.jsonl"], "/no/such.jsonl"),
     ("train", ["eval.every=2", "eval.benchmark=aime26"], "aime25"),
     ("eval", ["compare", "a"], "compare takes two directories, not 1"),
@@ -203,12 +303,49 @@ OTHERS = [
     ("grade", ["input=a", "output=b", "reward.workers=0"], "reward.workers=0: too small (accepted: 1 or more)"),
     ("grade", ["output=b"], "input=???: a value is needed"),
     ("sft", ["sft.batch=many"], "sft.batch=many: another type (accepted: a whole number)"),
+    ("sft", ["seed=-1"], "seed=-1: too small (accepted: 0 or more)"),
+    ("sft", ["output=/proc/x"], "output=/proc/x: /proc: "),
+    ("sft", ["sft.slip_rate=nan"], "sft.slip_rate=nan: out of range (accepted: 0 to 1)"),
+    ("sft", ["sft.max_updates=0"], "sft.max_updates=0: out of range (accepted: 1 to 1000000)"),
+    ("sft", ["optim.betas=[2,3]"], "optim.betas=[2.0, 3.0]: out of range (accepted: two numbers from 0 to below 1)"),
+    ("sft", ["model=qwen3_4b"], "model.init=None: model_type and its keywords are needed to start from scratch"),
+    ("sft", ["data=files"], "data.path=???: a value is needed"),
+    ("grade", ["input=a", "output=b", "reward._target_=nothing.f"], "reward._target_=nothing.f: No module named 'noth"),
+    ("grade", ["input=a", "output=b", "reward=steps"], "judges no files (accepted: reward=math, reward=code)"),
+    ("grade", ["input=a", "output=b"], "a:1: not UTF-8: ", {"a": b"\xff\n"}),
+    ("grade", ["input=a", "output=b"], "a:1: gold=None must be text", {"a": '{"id": 1}\n'}),
+    ("grade", ["input=a", "output=a"], "output=a: would overwrite the input", {"a": ""}),
+    ("plan", ["train.minibatches=0"], "train.minibatches=0: too small (accepted: 1 or more)"),
+    ("plan", ["rollout.workers=0"], "rollout.workers=0: too small (accepted: 1 or more)"),
+    ("plan", ["plan.device=z9000"], "plan.device=z9000: unknown (accepted: h200, h100"),
+    ("plan", ["model.path=bad"], "model.path=bad: its config.json cannot be read: Expecting", {"bad/config.json": "{"}),
+    ("plan", ["-m", "train.group_size=0,1"], "train.group_size=0: an advantage compares the responses of a group"),
+    ("report", [], "the following arguments are required: dir; usage: gspo-report "),
+    ("report", [".", "--x", "time"], "argument --x: invalid choice: 'time' (choose from 'step', 'tokens', 'flops', "),
+    (
+        "report",
+        ["r", "--out", "f"],
+        "--out=f: File exists (accepted: a directory that can be made)",
+        SEALED | {"f": ""},
+    ),
+    ("report", ["r"], "no readable run below r: r: Expecting property name", {"r/run.json": "{"}),
+    ("report", ["clip", "r", "--low", "0.1"], "--low and --high come in pairs; got 1 and 0"),
+    ("export", [], "the following arguments are required: RUN|CHECKPOINT, out; usage: gspo-export"),
+    (
+        "export",
+        ["r", "o", "--dtype", "int8"],
+        "argument --dtype: invalid choice: 'int8' (choose from 'float32', 'bfloat16')",
+    ),
+    ("export", ["nothing", "o"], "nothing: no checkpoint there (accepted: a run directory, or RUN/checkpoints/step_"),
+    ("export", ["r", "o"], "model.path=nowhere: no such directory; accepted are a directory with config.json", SEALED),
+    ("export", ["r", "o"], "r: its config.yaml names no model", SEALED | {"r/config.yaml": "a: 1"}),
     ("report", ["/no/such"], "no such directory: /no/such"),
     ("report", ["."], "no run directory (one with run.json) below ."),
     ("report", ["clip", "."], "no run with sequences/*.parquet in ."),
 ]
-TABLE = [("train", *one) for one in (*SCHEMA, *GROUPS, *RANGES, *TOGETHER, *PLACES, *DATA)] + OTHERS
-REAL = [SCHEMA[5], RANGES[3], TOGETHER[-4], PLACES[3], DATA[9], DATA[20]]
+TABLE = [("train", *one) for one in (*SCHEMA, *GROUPS, *RANGES, *TOGETHER, *MANY, *PLACES, *DATA)] + OTHERS
+REAL = [("train", *one) for one in (SCHEMA[5], RANGES[3], TOGETHER[0], MANY[0], PLACES[3], DATA[9], DATA[20])]
+REAL += [next(one for one in reversed(OTHERS) if one[0] == name) for name in ("eval", "sft", "grade", "plan", "export")]
 
 
 def refused(folder, program, arguments, said, files=None):
@@ -356,19 +493,19 @@ def test_transformers_is_always_told_to_run_no_code():
     assert asked == {False}
 
 
-@pytest.mark.parametrize("case", REAL, ids=[" ".join(one[0])[-40:] for one in REAL])
+@pytest.mark.parametrize("case", REAL, ids=[f"{one[0]} {' '.join(one[1])[-40:]}" for one in REAL])
 def test_a_process_of_its_own(tmp_path, case):
     """The command as a user types it: the same line and code, in under 3 s of CPU (another's load does not count)."""
-    for name, text in (case[2] if len(case) > 2 else {}).items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    program, arguments, said, *files = case
+    for name, text in (files[0] if files else {}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     before, begun = tree(tmp_path), resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [BIN / "gspo-train", *case[0], "rollout=hf"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    words = [*arguments, *(["rollout=hf"] if program == "train" else [])]
+    done = subprocess.run([BIN / f"gspo-{program}", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 2
-    assert case[1] in done.stderr
+    assert said in done.stderr
     assert (len(done.stderr.splitlines()), tree(tmp_path)) == (1, before)
     assert ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime < 3
 

@@ -50,4 +50,4 @@ def test_a_line_that_is_no_text_is_named(tmp_path, rows):
 def test_a_reward_that_grades_no_files_is_refused():
     """Rewards by step have no rows of a file."""
     with pytest.raises(ValueError, match=r"judges no files \(accepted: reward=math, reward=code\)"):
-        judge_of({"_target_": "gspo.rewards.steps.step_reward"})
+        judge_of({"_target_": "gspo.rewards.steps.steps_reward"})

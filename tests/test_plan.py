@@ -188,7 +188,9 @@ def test_every_shipped_model_can_be_planned(model: str) -> None:
 
 def test_lengths_outside_the_settings_are_refused() -> None:
     """A plan for responses longer than max_tokens would be another run's."""
-    with pytest.raises(ValueError, match=r"plan\.response_tokens=9000: 1 to sampling\.max_tokens=8192"):
+    with pytest.raises(
+        ValueError, match=r"plan\.response_tokens=9000: longer than sampling\.max_tokens \(accepted: 1 to 8192"
+    ):
         plan(planned.config({"plan.response_tokens": 9000}))
     with pytest.raises(ValueError, match=r"model\.path=nobody/nothing: no config\.json"):
         plan(planned.config({"model.path": "nobody/nothing"}))

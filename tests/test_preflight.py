@@ -10,7 +10,7 @@ from typing import Any
 import planned
 import pytest
 
-from gspo import preflight
+from gspo import preflight, ranges
 from gspo.devices import Where, device
 from gspo.formula import clipped_ratio, formula
 from gspo.shape import find
@@ -210,10 +210,10 @@ def test_check_raises_every_error_and_returns_warnings() -> None:
 
 def test_every_check_is_in_the_table() -> None:
     """A check that is written but not called would say nothing for ever."""
-    tree = ast.parse(inspect.getsource(preflight))
     checks = {
         f.name
-        for f in tree.body
+        for module in (preflight, ranges)
+        for f in ast.parse(inspect.getsource(module)).body
         if isinstance(f, ast.FunctionDef) and [a.arg for a in f.args.args] == ["config", "shape", "where"]
     }
     assert checks - {"findings"} == {check.__name__ for check in preflight.CHECKS}

@@ -43,7 +43,7 @@ def test_a_directory_needs_a_config(tmp_path):
     """An empty directory is no model; one with config.json resolves to itself."""
     with pytest.raises(ValueError, match=r"without config\.json"):
         pretrained.check(str(tmp_path))
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert pretrained.resolve(str(tmp_path)) == tmp_path
 
 

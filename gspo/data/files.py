@@ -152,7 +152,8 @@ def _from_hub(path: str, hub: str, config: str | None, split: str) -> list[dict[
     from datasets import load_dataset
     from huggingface_hub import constants
 
-    if not _answers(constants.ENDPOINT):  # what is cached is then used at once; else the client tries for half a minute
+    # offline, what is cached is used at once; else the client tries for half a minute
+    if constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT):
         settings.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         return load_dataset(hub, config, split=split).to_list()  # pyright: ignore

@@ -41,7 +41,10 @@ def open_source(data: dict[str, Any], *, seed: int) -> list[Stage]:
     """
     base = {key: value for key, value in data.items() if key != "stages"}
     stages = [Stage(0, _call(base, "data", seed))]
-    for number, change in enumerate(data.get("stages") or []):
+    changes = data.get("stages") or []
+    if not isinstance(changes, list):
+        raise ValueError(f"data.stages={changes}: a list is needed, as in [{{step: 50, max_terms: 9}}]")
+    for number, change in enumerate(changes):
         where = f"data.stages[{number}]"
         if not isinstance(change, dict):
             raise ValueError(

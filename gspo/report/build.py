@@ -26,7 +26,7 @@ MOST_ARMS = 40
 def build(root: Path, out: Path, *, axis: str = "step", by: Sequence[str] = (), paired: bool = False) -> Summary:
     """Read the runs below `root`, write the report into `out`. Raises ValueError when there is nothing to report."""
     summary = summarize(root, by=by, paired=paired)
-    out.mkdir(parents=True, exist_ok=True)
+    tables.make(out)
     written = contents.all_tables(summary)
     for table in written:
         tables.write(table, out)

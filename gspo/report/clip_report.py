@@ -48,7 +48,7 @@ def build(paths: Sequence[Path], out: Path, more: Sequence[tuple[float, float]])
         agreement(loaded),
         curve(all_rows),
     ]
-    out.mkdir(parents=True, exist_ok=True)
+    tables.make(out)
     for table in written:
         tables.write(table, out)
     with style():

@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from gspo.report.curves import AXES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0, or 2 with one line on stderr for what the user can mend."""
+    """Run the command; returns 0, or with one line on stderr 2 for what the user can mend, 1 for a disk that fails."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words[:1] == ["clip"]:
@@ -20,11 +21,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"gspo-report: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"gspo-report: {error}", file=sys.stderr)
+        return 1
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; {self.format_usage()}")
 
 
 def report_parser() -> argparse.ArgumentParser:
     """Arguments of the report."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "gspo-report",
         description="Turn run directories into report.html, SVG, PNG, CSV and LaTeX.",
         epilog="gspo-report clip RUN... : what other clip ranges would have clipped of the same updates.",
@@ -42,7 +53,7 @@ def report_parser() -> argparse.ArgumentParser:
 
 def clip_parser() -> argparse.ArgumentParser:
     """Arguments of the clip report."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "gspo-report clip", description="Clip fractions of the same updates at other ranges, from sequences/."
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories, or directories above them")

@@ -29,6 +29,14 @@ class Table:
     """True: the data of a figure; written as CSV only."""
 
 
+def make(folder: Path) -> None:
+    """The directory of a report. Raises ValueError where none can be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out={folder}: {error.strerror} (accepted: a directory that can be made)") from error
+
+
 def write(table: Table, folder: Path) -> list[Path]:
     """NAME.csv, and NAME.tex unless the table is long; returns what was written."""
     texts = {"csv": csv_text(table)} | ({} if table.long else {"tex": latex_text(table)})

@@ -21,16 +21,16 @@ def run(arguments: Sequence[str], other_launcher: Callable[[], None]) -> int | N
         return None
     jobs = jobs_of(sweep)
     if sweep.at_once < 1:
-        raise ValueError(f"sweep.workers={sweep.at_once}: 1 or more is accepted")
+        raise ValueError(f"sweep.workers={sweep.at_once}: too small (accepted: 1 or more)")
     if not sweep.local:
         check(jobs)
         other_launcher()
         return outcome(jobs)
     from gspo.sweep import runner
 
-    print(f"{len(jobs)} jobs in {sweep.directory}, {sweep.at_once} at a time", flush=True)
     runner.preload(jobs)
     verdicts = check(jobs)
+    print(f"{len(jobs)} jobs in {sweep.directory}, {sweep.at_once} at a time", flush=True)
     for text, count in Counter(text for verdict in verdicts for text in verdict.warnings).items():
         print(f"warning: {text} ({count} of {len(jobs)} jobs)")
     _, code = runner.run(jobs, verdicts, sweep.at_once)

@@ -6,6 +6,7 @@ Hydra's multirun would compose a job when it is that job's turn, after making th
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class Sweep:
 def expand(config_name: str, arguments: Sequence[str], *, drop: Sequence[str] = ()) -> Sweep | None:
     """The jobs that `arguments` stand for; None for a single run, another flag of Hydra's, or another sweeper.
 
-    Axes named in `drop` are left out. Raises Hydra's errors for what does not compose.
+    Axes named in `drop` are left out. Raises Hydra's errors for what does not compose, and ValueError for no job at all
+    and for a name that is no directory's.
     """
     args = get_args_parser().parse_intermixed_args(list(arguments))
     if (
@@ -64,11 +66,15 @@ def expand(config_name: str, arguments: Sequence[str], *, drop: Sequence[str] = 
         jobs, repeats = _jobs(hydra, master, drop)
         configs = [hydra.config_loader.load_sweep_config(master, job) for job in jobs]
         launcher = master.hydra.launcher
+        if not jobs:
+            raise ValueError("a swept key has no value (accepted: key=a,b)")
+        if not re.fullmatch(r"[^/\0]+", str(master.sweep.name)) or master.sweep.name in (".", ".."):
+            raise ValueError(f"sweep.name='{master.sweep.name}': names a directory (accepted: any text without /)")
         return Sweep(
             directory=Path(master.hydra.sweep.dir),
             name=master.sweep.name,
             configs=configs,
-            at_once=launcher.get("n_jobs") or master.sweep.get("workers") or 1,
+            at_once=launcher.get("n_jobs") or master.sweep.workers,
             repeats=repeats,
             local=launcher._target_ == BasicLauncherConf._target_,
         )
@@ -99,7 +105,7 @@ def _jobs(hydra: Hydra, master: Any, drop: Sequence[str]) -> tuple[list[list[str
     parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(words)
     kept = [override for override in parsed if override.get_key_element() not in drop]
     jobs = BasicSweeper.split_arguments(kept, None)[0]
-    return jobs, len(BasicSweeper.split_arguments(parsed, None)[0]) // len(jobs)
+    return jobs, len(BasicSweeper.split_arguments(parsed, None)[0]) // max(len(jobs), 1)
 
 
 @contextmanager

@@ -173,13 +173,14 @@ class RunDir:
             log.error("run.json keeps its old status: %s", more)
 
 
-def require_room(path: Path) -> None:
-    """Raise ValueError when no directory can be made at `path`: what is there of its parents takes none."""
+def require_room(path: Path, key: str = "run.dir") -> None:
+    """Raise ValueError when no directory can be made at `path`, the value of `key`: what is there of its parents takes
+    none."""
     parent = next(one for one in path.absolute().parents if one.exists())
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".gspo-", dir=parent))
     except OSError as error:
-        raise ValueError(f"run.dir={path}: {parent}: {error.strerror} (accepted: a path that can be made)") from error
+        raise ValueError(f"{key}={path}: {parent}: {error.strerror} (accepted: a path that can be made)") from error
 
 
 def create(path: Path, config: Mapping[str, Any], run_record: Mapping[str, Any]) -> RunDir:
