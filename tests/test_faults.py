@@ -174,6 +174,7 @@ class Flaky:
     """An engine that fails at the calls whose numbers are given; it knows the weights' version it was sent."""
 
     prefix_block = 1
+    ranks = 1
 
     def __init__(self, log, fails):
         self.log, self.fails, self.calls = log, fails, 0
