@@ -208,3 +208,33 @@ def test_disabled_never_imports_wandb(tmp_path):
     """
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "run"), str(Path(__file__).parent)], check=True)
     assert not (tmp_path / "run" / "wandb").exists()
+
+
+def test_offline_runs_are_found_for_the_upload(tmp_path):
+    """scripts/wandb_sync.sh hands every offline run below a directory to `wandb sync`, names with spaces and `=` whole,
+    online runs not; without any it is one line and exit code 2."""
+    script = Path(__file__).parent.parent / "scripts" / "wandb_sync.sh"
+    wanted = [tmp_path / "s" / job / "wandb" / "offline-run-1-a" for job in ("algo=grpo,seed=0", "two words")]
+    for path in (*wanted, tmp_path / "s" / "c" / "wandb" / "run-1-a"):
+        path.mkdir(parents=True)
+
+    program = tmp_path / "program"  # in the place of wandb: prints its arguments, a line each
+    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    program.chmod(0o755)
+
+    def sync(*words):
+        environment = os.environ | {"WANDB": str(program)}
+        return subprocess.run(
+            ["bash", str(script), *words], capture_output=True, text=True, env=environment, check=False
+        )
+
+    done = sync(str(tmp_path), "--no-include-synced")
+    assert done.stdout.splitlines() == ["sync", "--no-include-synced", *map(str, wanted)]
+    assert done.returncode == 0
+    for words, said in (
+        ([str(tmp_path / "s" / "c")], "no offline runs"),
+        ([str(tmp_path / "none")], "no such directory"),
+    ):
+        done = sync(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert said in done.stderr
