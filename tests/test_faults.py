@@ -27,6 +27,7 @@ from gspo.restart import EngineFailed, Restarting
 from gspo.tracking import files
 
 ROOT = Path(__file__).parent.parent
+GSPO_TRAIN = Path(sys.executable).parent / "gspo-train"
 TINY = [*SMALL, "rollout=hf", "run.dir=run"]
 
 
@@ -168,6 +169,40 @@ def test_a_run_whose_checkpoints_are_gone_is_not_started_over(tmp_path):
     assert "no checkpoint was written, though step 0 ended; it starts over" in done.err
     assert "it starts over" in (run / "log.txt").read_text()
     assert [row["step"] for row in rows(run)] == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_rollout_worker_that_is_killed_is_replaced(tmp_path):
+    """SIGKILL to one of two workers after the second row: both are started anew with the present weights, the step is
+    redone with the same seeds, and the rows are those of the run that was left alone; nothing outlives the run."""
+    more = [*SMALL, "rollout=hf", "rollout.workers=2", "train.steps=8"]
+    straight = subprocess.run([GSPO_TRAIN, *more, "run.dir=whole"], cwd=tmp_path, capture_output=True, text=True)
+    assert straight.returncode == 0, straight.stderr
+    process = subprocess.Popen([GSPO_TRAIN, *more, "run.dir=run"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (path := tmp_path / "run" / "metrics.jsonl").exists() and path.read_bytes().count(b"\n") >= 2, 300)
+    first = workers_of(process.pid)
+    assert len(first) == 1
+    os.kill(first[0], signal.SIGKILL)
+    wait_for(lambda: process.poll() is not None or workers_of(process.pid) not in ([], first), 100)
+    second = workers_of(process.pid)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    logged = (tmp_path / "run" / "log.txt").read_text()
+    told = r"the rollout engine failed (in step \d|taking the weights of version \d) \(RuntimeError: rollout worker"
+    assert len(re.findall(told, logged)) == 1
+    assert "rollout worker rollout-1 is gone (signal 9" in logged
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    assert not any(Path(f"/proc/{one}").exists() for one in (*first, *second))
+
+
+def workers_of(process):
+    """Process ids of the rollout workers of a run."""
+    children = Path(f"/proc/{process}/task/{process}/children")
+    try:
+        found = [int(child) for child in children.read_text().split()]
+        return [one for one in found if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    except OSError:
+        return []
 
 
 class Flaky:
