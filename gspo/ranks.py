@@ -84,11 +84,23 @@ def run(size: int, work: Callable[..., int], *arguments: Any) -> int:
         monitor_interval=0.2,
     )
     try:
-        return max(elastic_launch(config, work)(*arguments).values())
+        return max(elastic_launch(config, _rank)(os.getpid(), work, *arguments).values())
     except ChildFailedError as error:
         raise _cause(error.failures) from error
     except SignalException as error:
         raise Stopped(int(error.sigval)) from error
+
+
+def _rank(launcher: int, work: Callable[..., int], *arguments: Any) -> int:
+    """`work(*arguments)` in a rank; its code.
+
+    A launcher that is killed takes its ranks along: the kernel sends them SIGINT, with which they finish their step.
+    torch would then wait for ever until the launcher has read what they return.
+    """
+    code = work(*arguments)
+    if os.getppid() != launcher:
+        os._exit(code)
+    return code
 
 
 def _cause(failures: dict[int, Any]) -> RankFailed:

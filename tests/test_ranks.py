@@ -143,6 +143,24 @@ def test_a_rank_that_is_killed_ends_the_run_with_the_reason(tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_do_not_outlive_their_launcher(tmp_path):
+    """SIGKILL to the launcher alone: the ranks finish their step with a checkpoint, run.json says so, and no process is
+    left that would hold memory or the directory."""
+    process, found = start(tmp_path, "run.dir=run")
+    process.kill()
+    end = time.monotonic() + 100
+    while any(Path(f"/proc/{one}").exists() for one in found):
+        assert time.monotonic() < end, found
+        time.sleep(0.2)
+    process.communicate(timeout=60)
+    assert (record(tmp_path / "run")["status"], record(tmp_path / "run")["reason"][:19]) == (
+        "interrupted",
+        "Interrupted: SIGINT",
+    )
+    assert (tmp_path / "run" / "checkpoints" / f"step_{len(rows(tmp_path / 'run')):06d}" / ".metadata").is_file()
+
+
+@pytest.mark.slow
 def test_a_signal_finishes_the_step_on_every_rank(tmp_path):
     """SIGTERM: both ranks leave after the same step with a checkpoint; exit code 143, status interrupted."""
     process, _ = start(tmp_path, "run.dir=run")
