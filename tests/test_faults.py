@@ -417,3 +417,23 @@ def test_kills_at_random_moments_lose_nothing(tmp_path, rollout, kills):
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{kills} kills" in done.stdout
     assert "every run is the run left alone" in done.stdout
+
+
+def test_promises_name_tests_that_exist():
+    """Every test that README's table of promises names is there, under that name, in that file."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("## Promises, and the tests that hold them")[2].partition("\n## ")[0]
+    promises = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    missing, named = [], 0
+    for _, held in promises:
+        file = ""
+        for path, name in re.findall(r"`(?:tests/)?(test_\w+\.py)?(?:::)?(test_\w+)?`", held):
+            file = path or file
+            if not name and not path:
+                continue
+            source = ROOT / "tests" / file
+            named += 1
+            if not source.is_file() or (name and f"\ndef {name}(" not in source.read_text(encoding="utf-8")):
+                missing.append(f"{file}::{name}")
+    assert missing == []
+    assert named > len(promises) >= 18
