@@ -1,13 +1,15 @@
 """A checkpoint as a Hugging Face directory: the same weights to transformers and to vLLM, whole or absent."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny
 import torch
 import yaml
 
-from gspo import checkpoint, policy
+from gspo import checkpoint, policy, shards
 from gspo.config import RolloutSettings, SamplingSettings
 from gspo.export import export
 from gspo.rollout import agreement
@@ -50,6 +52,25 @@ def test_transformers_loads_what_was_trained(tmp_path, kind):
     half = export(run / "checkpoints" / "step_000003", tmp_path / "half", dtype="bfloat16")
     loaded = dict(AutoModelForCausalLM.from_pretrained(half, dtype=torch.bfloat16).named_parameters())
     assert all(torch.equal(loaded[name], weight.bfloat16()) for name, weight in model.named_parameters())
+
+
+def test_a_checkpoint_of_several_ranks_is_whole(tmp_path):
+    """Shards, moments among them, give an export and an evaluation the whole weights by name, to the bit."""
+    from transformers import AutoModelForCausalLM
+
+    run, model = a_run(tmp_path, "qwen3_moe")
+    learner: Any = SimpleNamespace(model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    path = checkpoint.save(
+        run / "checkpoints", 4, tensors={}, state={"step": 4}, fill=lambda folder: shards._write(folder, learner)
+    )
+    assert shards.are_in(path)
+    assert not shards.are_in(run / "checkpoints" / "step_000003")
+    expected = dict(model.named_parameters())
+    found = shards.weights(path)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    loaded = dict(AutoModelForCausalLM.from_pretrained(export(run, tmp_path / "out")).named_parameters())
+    assert all(torch.equal(loaded[name], weight) for name, weight in expected.items())
 
 
 def test_refused_without_a_trace(tmp_path):
