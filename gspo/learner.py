@@ -176,8 +176,11 @@ class Learner:
         return Update(loss, grad_norm, lr, skipped, sequences.concatenate(rows), aux if balance else None)
 
     def probe(self, minibatch: Batch) -> Batch | None:
-        """The mini-batch's first micro-batch, on which routing is compared over a step; None for a dense model."""
-        return to(self.micro_batches(minibatch)[0], self.device) if routing.is_moe(self.model) else None
+        """One process's first micro-batch of the mini-batch, on which routing is compared over a step; None for a dense
+        model."""
+        if not routing.is_moe(self.model):
+            return None
+        return to(micro_batches(minibatch, self.micro_batch_tokens, packed=self.packed)[0], self.device)
 
     def routes(self, probe: Batch) -> Tensor:
         """Experts that the present weights choose for the probe, [layers, tokens, k]."""
