@@ -54,8 +54,7 @@ def save(
     beside = directory / f".{path.name}.{os.getpid()}.tmp"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for stale in directory.glob(".step_*.tmp"):
-            shutil.rmtree(stale)
+        _sweep(directory)
         if not path.exists() or damage(path):
             beside.mkdir()
             if fill:
@@ -70,7 +69,7 @@ def save(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         raise files.no_room(path, error) from error
-    _keep(directory, step, keep_last, protect)
+    keep(directory, step, keep_last, protect)
     return path
 
 
@@ -202,12 +201,19 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     return tensors, json.loads((path / "state.json").read_bytes())
 
 
-def _keep(directory: Path, step: int, keep_last: int | None, protect: Collection[int]) -> None:
-    """Delete the oldest checkpoints, hidden first, so that a kill leaves none half deleted under its name."""
-    if not keep_last:
-        return
-    for old in [known for known in steps(directory) if known <= step][:-keep_last]:
+def keep(directory: Path, step: int, keep_last: int | None, protect: Collection[int]) -> None:
+    """Delete what a killed save left, and of the checkpoints up to `step` all but the newest `keep_last` and `protect`.
+
+    None or 0: no checkpoint is deleted. One that goes is hidden first: a kill leaves none half deleted under its name.
+    """
+    _sweep(directory)
+    for old in [known for known in steps(directory) if known <= step][:-keep_last] if keep_last else []:
         if old not in protect:
             gone = directory / f".step_{old:06d}.old.tmp"
             (directory / f"step_{old:06d}").rename(gone)
             shutil.rmtree(gone)
+
+
+def _sweep(directory: Path) -> None:
+    for stale in directory.glob(".step_*.tmp"):
+        shutil.rmtree(stale)

@@ -116,9 +116,10 @@ def open_record(ready: Ready, plain: dict[str, Any], facts: dict[str, Any]) -> R
 
 
 def resume(parts: Parts, directory: Path, record: RunDir | None, plain: dict[str, Any], facts: dict[str, Any]) -> int:
-    """Load the newest sound checkpoint and cut what the run wrote after it; a run without one starts over.
+    """Load the newest sound checkpoint, cut what the run wrote after it and delete what a killed save left beside it.
 
-    config.yaml and run.json say what the continuation is run with. All ranks take the checkpoint that rank 0 found.
+    A run without a checkpoint starts over. config.yaml and run.json say what the continuation is run with. All ranks
+    take the checkpoint that rank 0 found.
     """
     world: World = parts.learner.world
     path = parallel.from_first(checkpoint.latest(directory / "checkpoints") if world.first else None, world)
@@ -129,6 +130,8 @@ def resume(parts: Parts, directory: Path, record: RunDir | None, plain: dict[str
             log.warning(said)
             print(f"warning: {said}", file=sys.stderr)
         record.truncate(first)
+        stored, newest = directory / "checkpoints", plain["checkpoint"]["keep_last"]
+        checkpoint.keep(stored, first, newest, checkpoint.best(directory))
         record.configure(plain)
         record.record["sessions"][-1]["from_step"] = first
         record.update(from_step=first, **facts)

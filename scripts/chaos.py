@@ -45,7 +45,7 @@ PHASES = {
     "mirror": ("wandb_mirror.py", "Mirror.log", 9),
     "save": ("checkpoint.py", "save", 3),
     "flush": ("files.py", "flush_file", 40),
-    "delete": ("checkpoint.py", "_keep", 3),
+    "delete": ("checkpoint.py", "keep", 3),
     "end": ("run_dir.py", "RunDir.finish", 1),
 }
 """Name -> end of the file's name and qualified name of the function that opens the phase, and up to which of the times

@@ -171,6 +171,30 @@ def test_a_run_whose_checkpoints_are_gone_is_not_started_over(tmp_path):
     assert [row["step"] for row in rows(run)] == [0, 1]
 
 
+def test_a_run_killed_while_it_deletes_after_its_last_step(tmp_path):
+    """SIGKILL in the deletion that follows the last save: the run is resumed, has no step left, and leaves what a run
+    left alone does, one checkpoint and nothing beside it."""
+    more = [*TINY, "train.steps=2", "checkpoint.every=1", "checkpoint.keep_last=1"]
+
+    def kill_in_delete():
+        really = shutil.rmtree
+
+        def rmtree(path, *args, **more):
+            if str(path).endswith(".old.tmp"):
+                (path / "manifest.json").unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return really(path, *args, **more)
+
+        shutil.rmtree = rmtree
+
+    assert command(tmp_path, *more, before=kill_in_delete).code == -signal.SIGKILL
+    stored = tmp_path / "run" / "checkpoints"
+    assert sorted(path.name for path in stored.iterdir()) == [".step_000001.old.tmp", "step_000002"]
+    assert command(tmp_path, *more, "resume=auto").code == 0
+    assert [path.name for path in stored.iterdir()] == ["step_000002"]
+    assert [row["step"] for row in rows(tmp_path / "run")] == [0, 1]
+
+
 @pytest.mark.slow
 def test_a_rollout_worker_that_is_killed_is_replaced(tmp_path):
     """SIGKILL to one of two workers after the second row: both are started anew with the present weights, the step is
