@@ -164,17 +164,20 @@ def steps(directory: Path) -> list[int]:
 def latest(directory: Path) -> Path | None:
     """The newest sound checkpoint, or None when there is none at all.
 
-    A damaged one is named in a warning and passed over. Raises ValueError when all are damaged: a run that had
-    checkpoints never starts from zero in silence.
+    Damaged ones before it are named in a warning and passed over. Raises ValueError when all are damaged: a run that
+    had checkpoints never starts from zero in silence.
     """
-    found = [directory / f"step_{step:06d}" for step in reversed(steps(directory))]
-    for path in found:
-        wrong = damage(path)
-        if not wrong:
+    wrong: dict[str, str] = {}
+    for step in reversed(steps(directory)):
+        path = directory / f"step_{step:06d}"
+        wrong[path.name] = damage(path)
+        if not wrong[path.name]:
+            for name in list(wrong)[:-1]:
+                log.warning("checkpoint %s is damaged (%s); %s is taken", directory / name, wrong[name], path.name)
             return path
-        log.warning("checkpoint %s is damaged (%s); trying the one before it", path, wrong)
-    if found:
-        raise ValueError(f"all {len(found)} checkpoints in {directory} are damaged; newest: {damage(found[0])}")
+    if wrong:
+        each = "; ".join(f"{name}: {reason}" for name, reason in wrong.items())
+        raise ValueError(f"all {len(wrong)} checkpoints in {directory} are damaged ({each})")
     return None
 
 

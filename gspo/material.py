@@ -42,6 +42,11 @@ class Material:
     benchmark: Any
     held_out: Any
 
+    def fingerprints(self) -> dict[str, str]:
+        """SHA-256 of the query set, a stage at a time, and of the held-out problems."""
+        held_out = self.held_out and {f"{self.held_out.name}, held out": self.held_out.facts["dataset_sha256"]}
+        return self.stream.fingerprints() | (held_out or {})
+
 
 def material(run: Run) -> Material:
     """Functions, query set, tokenizer and held-out set of a run, tried out.

@@ -173,12 +173,17 @@ def no_effect(config: Config, shape: ModelShape | None, where: Where | None) -> 
 
 
 def schedule(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:
-    """Too short a run leaves collapse undetermined, and a warm-up longer than the run never reaches optim.lr."""
+    """What too short a run leaves undone: a collapse undetermined, optim.lr never reached, a stage never begun."""
     steps, parts, warmup = (get(config, k) for k in ("train.steps", "train.minibatches", "optim.warmup_steps"))
     if steps is not None and 0 < steps < COLLAPSE_STEPS:
         yield warning(config, "train.steps", f"collapse stays undetermined in runs under {COLLAPSE_STEPS} steps")
     if steps and parts and warmup and warmup >= steps * parts:
         yield warning(config, "optim.warmup_steps", f"optim.lr is never reached in {steps * parts} optimiser steps")
+    stages = get(config, "data.stages")
+    for stage in stages if isinstance(stages, list) else ():
+        begins = stage.get("step") if isinstance(stage, dict) else None
+        if steps and isinstance(begins, int) and begins >= steps:
+            yield warning(config, "data.stages", f"the stage from step {begins} on begins after train.steps={steps}")
 
 
 def devices(config: Config, shape: ModelShape | None, where: Where | None) -> Iterator[Finding]:

@@ -77,16 +77,28 @@ def _require_known_code(path: str, directory: Path) -> None:
         raise ValueError(f"model.path={path}: its config.json cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ValueError(f"model.path={path}: its config.json names no model_type (accepted: one of transformers)")
-    if not config.get("auto_map"):
+    kind = config["model_type"]
+    if _is_known(kind):
         return
-    kind = config["model_type"].replace("-", "_")
-    spec = importlib.util.find_spec("transformers")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    if not kind.isidentifier() or not any((Path(place) / "models" / kind).is_dir() for place in places):
+    if config.get("auto_map"):
         raise ValueError(
-            f"model.path={path}: model_type {config['model_type']!r} is code of its own (auto_map in config.json), "
+            f"model.path={path}: model_type {kind!r} is code of its own (auto_map in config.json), "
             "and no model's code is ever run (trust_remote_code is off; accepted: a model_type of transformers)"
         )
+    raise ValueError(f"model.path={path}: model_type {kind!r} is unknown (accepted: a model_type of transformers)")
+
+
+def _is_known(model_type: str) -> bool:
+    """Is it a model of transformers? Most have a directory of their own there; others are looked up in its table."""
+    if (spec := importlib.util.find_spec("transformers")) is None:
+        return False
+    kind = model_type.replace("-", "_")
+    places = [Path(place) / "models" / kind for place in spec.submodule_search_locations or []]
+    if kind.isidentifier() and any(place.is_dir() for place in places):
+        return True
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
 
 
 def shipped() -> list[str]:

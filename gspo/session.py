@@ -45,7 +45,7 @@ def session(run: Run, plain: dict[str, Any], overrides: list[str], ready: Ready)
         "reward": readiness(run.reward) | (readiness(read.benchmark.reward) if read.benchmark else {}),
         "device": made.device_name(),
         "ranks": world.size,
-        "data": read.stream.fingerprints(),
+        "data": read.fingerprints(),
     }
     if ready.continued:
         continuation.require_same_data(ready.directory, facts["data"])

@@ -439,9 +439,10 @@ FOREIGN = {"model_type": "mine", "auto_map": {"AutoConfig": "code.Config", "Auto
     [
         (FOREIGN, {}, 2, "model.path=mine: model_type 'mine' is code of its own (auto_map in config.json), and no"),
         ({}, {"tokenizer_class": "Mine"}, 2, "mine: its tokenizer is code of its own (auto_map in tokenizer_config"),
+        ({"model_type": "mine"}, {}, 2, "model.path=mine: model_type 'mine' is unknown (accepted: a model_type of tra"),
         ({"auto_map": FOREIGN["auto_map"]}, {}, 0, ""),
     ],
-    ids=["model", "tokenizer", "llama"],
+    ids=["model", "tokenizer", "unknown", "llama"],
 )
 def test_no_code_of_a_model_is_run(tmp_path, changes, tokenizer, code, said):
     """A model or tokenizer that exists as Python files in its directory only is refused before anything is made, though

@@ -102,6 +102,8 @@ WARNINGS = [
     ({"train.steps": 40}, []),
     ({"optim.warmup_steps": 400}, ["optim.warmup_steps"]),
     ({"optim.warmup_steps": 399}, []),
+    ({"data.stages": [{"step": 50}, {"step": 100}]}, ["data.stages"]),
+    ({"data.stages": [{"step": 99}]}, []),
 ]
 
 

@@ -148,7 +148,7 @@ def _verdict(job: Job) -> Verdict:
         algebra(job.run.algo.objective, read.objective.keywords)
         readiness(job.run.reward)
         if ready.continued:
-            continuation.require_same_data(ready.directory, read.stream.fingerprints())
+            continuation.require_same_data(ready.directory, read.fingerprints())
     except ValueError as error:
         return Verdict(one_line(error))
     except (Exception, SystemExit) as error:  # one job's, whoever's mistake it is
